@@ -1,0 +1,75 @@
+# Two commands for everybody: `make demo` and `make test`. Each sets up all it needs in .venv and build/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS := $(shell getconf _NPROCESSORS_ONLN)
+
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize arm lint wheel bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/first_steps.py
+
+test: test-cpp test-python
+
+# What needs more time or tools: long variants of the Python tests, sanitizers, ARM under emulation.
+test-long: test-cpp lint sanitize arm
+	$(MAKE) test-python ARGUMENTS=--long
+
+test-python: $(VENV)/installed
+	$(BIN)/python -m pytest tests $(ARGUMENTS)
+
+test-cpp: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON
+	$(BIN)/cmake --build build/cpp -j $(JOBS)
+	cd build/cpp && $(CURDIR)/$(BIN)/ctest --output-on-failure
+
+# The same with clang: both compilers, warnings are errors in both.
+test-cpp-clang: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/clang -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
+	  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
+	$(BIN)/cmake --build build/clang -j $(JOBS)
+	cd build/clang && $(CURDIR)/$(BIN)/ctest --output-on-failure
+
+# The C++ tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer.
+sanitize: $(VENV)/tools
+	for kind in address,undefined thread; do \
+	  $(BIN)/cmake -S . -B build/$$kind -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
+	    -DOPENBNNS_SANITIZE=$$kind && \
+	  $(BIN)/cmake --build build/$$kind --target core_test -j $(JOBS) && build/$$kind/core_test || exit 1; \
+	done
+
+# The core for ARM, its tests run by qemu-user. Needs g++-aarch64-linux-gnu and qemu-user.
+arm: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
+	  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+	$(BIN)/cmake --build build/arm --target core_test -j $(JOBS)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/core_test
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check python tests benchmarks examples
+	$(BIN)/mypy
+
+wheel: $(VENV)/tools
+	$(BIN)/pip wheel --no-deps -w dist .
+
+# The table of ours beside the installed peers; `make bench ARGUMENTS="--family pooling"`.
+bench: $(VENV)/installed
+	$(BIN)/python -m benchmarks $(ARGUMENTS)
+
+# The package as a user gets it, built again whenever a source changed.
+SOURCES := pyproject.toml CMakeLists.txt openbnns.pc.in \
+  $(shell find src include bindings python -type f -not -path '*/__pycache__/*')
+
+$(VENV)/tools: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check cmake ninja scikit-build-core
+	touch $@
+
+$(VENV)/installed: $(SOURCES) $(VENV)/tools
+	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation \
+	  --config-settings=build-dir=build/python ".[test]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist

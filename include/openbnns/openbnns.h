@@ -1,0 +1,54 @@
+/* What this library adds to the BNNS interface: reasons for failures, threads, the instruction set
+ * in use, and questions about what is built. */
+#ifndef OPENBNNS_OPENBNNS_H
+#define OPENBNNS_OPENBNNS_H
+
+#include "bnns/base.h"
+
+OBN_C_BEGIN
+
+/* Receives the sentence of a failed call. user is the pointer given at registration. */
+typedef void (*obn_log_callback)(const char *message, void *user);
+
+/* Version of the library, "major.minor.patch". */
+OBN_API const char *obn_version(void);
+
+/* Sentence of the last failed call on this thread, "" when there is none. Valid until the next
+ * call of this library on the same thread. */
+OBN_API const char *obn_last_error(void);
+
+/* Forgets the sentence of this thread. */
+OBN_API void obn_clear_error(void);
+
+/* Registers a function that is called for every failure, on the thread that failed. A NULL callback
+ * switches it off.
+ * May be NULL: callback, user. */
+OBN_API void obn_set_log_callback(obn_log_callback callback, void *user);
+
+/* Upper limit of threads used by one call; 0 means the number of cores. Results do not depend on
+ * it. */
+OBN_API void obn_set_num_threads(size_t n);
+
+/* The limit in force, never 0. */
+OBN_API size_t obn_get_num_threads(void);
+
+/* Instruction set in use: "portable", "avx2", "avx512", "amx" or "neon". */
+OBN_API const char *obn_isa(void);
+
+/* One sentence saying why that instruction set was chosen. */
+OBN_API const char *obn_isa_reason(void);
+
+/* Returns 1 when kernels for the named instruction set are built in and run on this machine,
+ * otherwise 0. */
+OBN_API int obn_isa_available(const char *name);
+
+/* Returns 1 when the named BNNS function is built, 0 when it is declared but always fails, -1 when
+ * the name is not known. */
+OBN_API int obn_is_implemented(const char *function);
+
+/* Seeds the process-wide generator behind the Gumbel activations. */
+OBN_API void obn_set_seed(uint64_t seed);
+
+OBN_C_END
+
+#endif

@@ -1,0 +1,274 @@
+#include <pthread.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/cpu.h"
+#include "base/filter.h"
+#include "base/memory.h"
+#include "base/pool.h"
+#include "base/status.h"
+#include "base/test.h"
+#include "base/types.h"
+#include "base/view.h"
+#include "openbnns/openbnns.h"
+
+using namespace obn;
+
+namespace {
+
+BNNSNDArrayDescriptor describe(BNNSDataLayout layout, std::initializer_list<size_t> size,
+                               std::initializer_list<size_t> stride = {}) {
+  BNNSNDArrayDescriptor descriptor = {};
+  descriptor.layout = layout;
+  descriptor.data_type = BNNSDataTypeFloat32;
+  size_t i = 0;
+  for (size_t value : size) descriptor.size[i++] = value;
+  i = 0;
+  for (size_t value : stride) descriptor.stride[i++] = value;
+  return descriptor;
+}
+
+bool refused(const BNNSNDArrayDescriptor& descriptor, Access access, const char* reason) {
+  View view;
+  obn_clear_error();
+  return read_view(descriptor, access, "input", &view) == -1 && std::strstr(obn_last_error(), reason);
+}
+
+}  // namespace
+
+TEST(view_resolves_strides_of_every_pairing) {
+  View view;
+  CHECK(read_view(describe(BNNSDataLayoutImageCHW, {5, 3, 2}), Access::write, "input", &view) == 0, "%s",
+        obn_last_error());
+  CHECK(view.stride[0] == 1 && view.stride[1] == 5 && view.stride[2] == 15 && view.packed_batch == 30 &&
+            view.is_packed(),
+        "packed CHW");
+  CHECK(read_view(describe(BNNSDataLayout3DFirstMajor, {2, 3, 5}), Access::write, "input", &view) == 0, "first major");
+  CHECK(view.extent[0] == 5 && view.extent[2] == 2 && view.stride[2] == 15 && view.axis_of_size[0] == 2, "first major");
+  CHECK(read_view(describe(BNNSDataLayoutMHA_DHK, {4, 3, 2}), Access::write, "input", &view) == 0, "attention");
+  CHECK(view.extent[1] == 2 && view.extent[2] == 3 && view.stride[2] == 8 && view.axis_of_size[1] == 2, "attention");
+  CHECK(read_view(describe(BNNSDataLayoutImageCHW, {5, 3, 2}, {1, 8, 0}), Access::write, "input", &view) == 0, "mixed");
+  CHECK(view.stride[2] == 24 && view.span == 1 + 4 + 16 + 24 && !view.is_packed(), "mixed");
+}
+
+TEST(view_refuses_what_cannot_be) {
+  CHECK(refused(describe(static_cast<BNNSDataLayout>(0x12345), {4}), Access::read, "layout"), "%s", obn_last_error());
+  CHECK(refused(describe(BNNSDataLayoutVector, {0}), Access::read, "at least 1"), "%s", obn_last_error());
+  CHECK(refused(describe(BNNSDataLayout2DLastMajor, {4, 4}, {4, 1}), Access::read, "decrease"), "%s", obn_last_error());
+  CHECK(refused(describe(BNNSDataLayout2DLastMajor, {4, 4}, {1, 3}), Access::write, "apart"), "%s", obn_last_error());
+  CHECK(refused(describe(BNNSDataLayout2DLastMajor, {SIZE_MAX, 4}), Access::read, "overflow"), "%s", obn_last_error());
+  CHECK(refused(describe(BNNSDataLayoutVector, {SIZE_MAX / 8}), Access::read, "overflow"), "%s", obn_last_error());
+  auto descriptor = describe(BNNSDataLayoutVector, {4});
+  descriptor.data_type = BNNSDataTypeFloatBit;
+  CHECK(refused(descriptor, Access::read, "data type"), "%s", obn_last_error());
+  descriptor.data_type = BNNSDataTypeIndexed4;
+  CHECK(refused(descriptor, Access::read, "table"), "%s", obn_last_error());
+  View view;
+  CHECK(read_view(describe(BNNSDataLayout2DLastMajor, {4, 4}, {1, 3}), Access::read, "input", &view) == 0,
+        "overlap may be read");
+}
+
+TEST(batch_strides_are_checked) {
+  View view;
+  read_view(describe(BNNSDataLayoutImageCHW, {4, 4, 2}), Access::write, "output", &view);
+  std::vector<float> data(512);
+  size_t stride;
+  CHECK(read_batch(view, data.data(), 4, 0, Access::write, "output", &stride) == 0 && stride == 32, "packed");
+  CHECK(read_batch(view, data.data(), 4, 31, Access::write, "output", &stride) == -1, "overlapping samples");
+  CHECK(read_batch(view, data.data(), 4, 31, Access::read, "output", &stride) == 0, "may be read");
+  CHECK(read_batch(view, nullptr, 4, 0, Access::read, "output", &stride) == -1, "NULL");
+  CHECK(read_batch(view, nullptr, 0, 0, Access::read, "output", &stride) == 0, "an empty batch needs no data");
+  CHECK(read_batch(view, reinterpret_cast<char*>(data.data()) + 1, 1, 0, Access::read, "output", &stride) == -1,
+        "misaligned");
+  CHECK(read_batch(view, data.data(), SIZE_MAX, 7, Access::read, "output", &stride) == -1, "overflow");
+  // samples between the channels of one another: C, N, H, W in memory
+  read_view(describe(BNNSDataLayoutImageCHW, {4, 4, 2}, {1, 4, 64}), Access::write, "output", &view);
+  CHECK(read_batch(view, data.data(), 4, 16, Access::write, "output", &stride) == 0, "%s", obn_last_error());
+}
+
+TEST(overlap_is_told_from_neighbourhood) {
+  View view;
+  read_view(describe(BNNSDataLayoutImageCHW, {4, 4, 2}), Access::write, "output", &view);
+  std::vector<float> data(1024);
+  CHECK(disjoint(view, data.data(), 32, view, data.data() + 128, 32, 4), "one after the other");
+  CHECK(!disjoint(view, data.data(), 32, view, data.data() + 127, 32, 4), "one value shared");
+  CHECK(disjoint(view, data.data(), 64, view, data.data() + 32, 64, 4), "interleaved by sample");
+  CHECK(disjoint(view, data.data() + 32, 64, view, data.data(), 64, 4), "the other way round");
+  CHECK(!disjoint(view, data.data(), 64, view, data.data() + 31, 64, 4), "interleaved, one value shared");
+  CHECK(!disjoint(view, data.data(), 60, view, data.data() + 32, 60, 4), "interleaved too tightly");
+}
+
+TEST(half_types_round_trip_and_round_to_even) {
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    auto half = static_cast<uint16_t>(bits);
+    float f = float_of_float16(half), b = float_of_bfloat16(half);
+    if (std::isnan(f)) {
+      CHECK(std::isnan(float_of_float16(float16_of_float(f))), "NaN %x", bits);
+    } else {
+      CHECK(float16_of_float(f) == half, "float16 %x", bits);
+    }
+    if (std::isnan(b)) {
+      CHECK(std::isnan(float_of_bfloat16(bfloat16_of_float(b))), "NaN %x", bits);
+    } else {
+      CHECK(bfloat16_of_float(b) == half, "bfloat16 %x", bits);
+    }
+    // half way between two neighbours goes to the even one
+    if ((bits & 0x7fff) < 0x7bff) {
+      float next = float_of_float16(static_cast<uint16_t>(bits + 1));
+      CHECK(float16_of_float((f + next) / 2) == (bits & 1 ? bits + 1 : bits), "tie above %x", bits);
+    }
+  }
+  CHECK(float16_of_float(65519.0f) == 0x7bff && float16_of_float(65520.0f) == 0x7c00, "the border of infinity");
+  CHECK(float16_of_float(0x1p-25f) == 0 && float16_of_float(0x1.8p-25f) == 1, "the border of zero");
+}
+
+TEST(handles_survive_misuse) {
+  int object = 0, other = 0;
+  void* first = add_handle(HandleKind::filter, &object);
+  CHECK(find_handle(HandleKind::filter, first) == &object, "found");
+  CHECK(!find_handle(HandleKind::random_generator, first) && std::strstr(obn_last_error(), "got a filter"), "%s",
+        obn_last_error());
+  CHECK(!find_handle(HandleKind::filter, nullptr) && std::strstr(obn_last_error(), "NULL"), "%s", obn_last_error());
+  CHECK(drop_handle(HandleKind::filter, first) == &object, "dropped");
+  CHECK(!drop_handle(HandleKind::filter, first) && std::strstr(obn_last_error(), "destroyed"), "%s", obn_last_error());
+  void* second = add_handle(HandleKind::filter, &other);
+  CHECK(!find_handle(HandleKind::filter, first), "a stale handle does not find the slot's next tenant");
+  for (uint64_t stray = 1; stray; stray <<= 1)
+    CHECK(!find_handle(HandleKind::filter, reinterpret_cast<void*>(stray)), "stray %llx",
+          static_cast<unsigned long long>(stray));
+  CHECK(!find_handle(HandleKind::filter, &object), "an address is not a handle");
+  drop_handle(HandleKind::filter, second);
+  std::vector<void*> many;
+  for (int i = 0; i < 5000; ++i) many.push_back(add_handle(HandleKind::filter, &object));
+  for (void* handle : many) CHECK(drop_handle(HandleKind::filter, handle) == &object, "many");
+}
+
+TEST(generic_calls_refuse_dead_filters) {
+  float x = 1, y = 7;
+  CHECK(BNNSFilterApply(nullptr, &x, &y) == -1 && y == 7, "NULL filter");
+  CHECK(BNNSGetPointer(nullptr, BNNSPointerSpecifierAlpha).data == nullptr, "NULL filter");
+  BNNSFilterDestroy(nullptr);
+  BNNSFilterDestroy(&x);  // a stray pointer is not a filter
+}
+
+TEST(every_piece_runs_once_for_any_number_of_threads) {
+  for (size_t threads : {1, 2, 3, 7, 16}) {
+    for (size_t pieces : {0, 1, 2, 5, 64, 1000}) {
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        std::vector<std::atomic<int>> runs(pieces);
+        parallel(pieces, threads, [&](size_t piece) { runs[piece].fetch_add(1, std::memory_order_relaxed); });
+        for (size_t i = 0; i < pieces; ++i) CHECK(runs[i] == 1, "piece %zu of %zu ran %d times", i, pieces, +runs[i]);
+      }
+    }
+  }
+}
+
+TEST(nested_and_simultaneous_calls_finish) {
+  std::atomic<size_t> total{0};
+  auto outer = [&] {
+    for (int repeat = 0; repeat < 50; ++repeat)
+      parallel(8, 4, [&](size_t) { parallel(8, 4, [&](size_t) { total.fetch_add(1, std::memory_order_relaxed); }); });
+  };
+  std::vector<pthread_t> callers(6);
+  for (auto& caller : callers)
+    pthread_create(
+        &caller, nullptr,
+        [](void* work) -> void* {
+          (*static_cast<decltype(outer)*>(work))();
+          return nullptr;
+        },
+        &outer);
+  for (auto& caller : callers) pthread_join(caller, nullptr);
+  CHECK(total == 6 * 50 * 64, "%zu", total.load());
+}
+
+TEST(scratch_is_there_in_every_piece) {
+  CHECK(scratch() != nullptr, "%s", obn_last_error());
+  std::atomic<int> missing{0};
+  parallel(64, 4, [&](size_t piece) {
+    std::byte* block = scratch();
+    if (!block || reinterpret_cast<uintptr_t>(block) % kAlignment != 0) {
+      missing.fetch_add(1);
+    } else {
+      std::memset(block, static_cast<int>(piece), kScratchBytes);
+    }
+  });
+  CHECK(missing == 0, "%d", missing.load());
+}
+
+TEST(number_of_threads_can_be_set_and_limited) {
+  size_t before = obn_get_num_threads();
+  obn_set_num_threads(7);
+  CHECK(obn_get_num_threads() == 7 && threads_for(0) == 7 && threads_for(3) == 3 && threads_for(100) == 7, "7");
+  obn_set_num_threads(0);
+  CHECK(obn_get_num_threads() >= 1, "0 means all cores");
+  obn_set_num_threads(before);
+}
+
+TEST(instruction_set_is_one_the_machine_has) {
+  CHECK(has_isa(isa()), "%s", obn_isa());
+  CHECK(obn_isa_available(obn_isa()) == 1 && obn_isa_available("abacus") == 0 && obn_isa_available(nullptr) == 0,
+        "%s", obn_isa());
+  CHECK(std::strlen(obn_isa_reason()) > 0, "a reason is given");
+}
+
+TEST(a_failure_is_told_to_the_log) {
+  std::string* heard = new std::string;
+  obn_set_log_callback([](const char* message, void* user) { *static_cast<std::string*>(user) = message; }, heard);
+  fail("input: expected %d; got %d", 1, 2);
+  obn_set_log_callback(nullptr, nullptr);
+  fail("nobody hears this");
+  CHECK(*heard == "input: expected 1; got 2", "%s", heard->c_str());
+  delete heard;
+}
+
+TEST(callers_allocator_serves_options) {
+  static int given = 0, taken = 0;
+  BNNSFilterParameters parameters = {};
+  parameters.alloc_memory = [](void** memory, size_t alignment, size_t size) {
+    ++given;
+    return posix_memalign(memory, alignment, size);
+  };
+  Options options;
+  CHECK(Options::read(&parameters, &options) == -1, "one callback alone is refused");
+  parameters.free_memory = [](void* memory) {
+    ++taken;
+    free(memory);
+  };
+  CHECK(Options::read(&parameters, &options) == 0, "%s", obn_last_error());
+  void* block = options.get(100);
+  CHECK(block && reinterpret_cast<uintptr_t>(block) % kAlignment == 0, "aligned");
+  options.release(block);
+  CHECK(given == 1 && taken == 1, "%d %d", given, taken);
+}
+
+TEST(sizes_of_arrays_and_tensors) {
+  float data[64];
+  auto descriptor = describe(BNNSDataLayoutImageCHW, {4, 3, 2}, {1, 8, 0});
+  CHECK(BNNSNDArrayGetDataSize(&descriptor) == 0, "no data");
+  descriptor.data = data;
+  CHECK(BNNSNDArrayGetDataSize(&descriptor) == 4 * (1 + 3 + 16 + 24), "with gaps");
+  auto packed = describe(BNNSDataLayoutVector, {5});
+  packed.data = data;
+  packed.data_type = BNNSDataTypeUInt4;
+  CHECK(BNNSNDArrayGetDataSize(&packed) == 3, "five half bytes");
+  CHECK(BNNSDataLayoutGetRank(BNNSDataLayout5DFirstMajor) == 5, "rank");
+  CHECK(BNNSDataLayoutGetRank(static_cast<BNNSDataLayout>(3)) == SIZE_MAX, "unknown layout");
+  BNNSTensor tensor = {};
+  tensor.data_type = BNNSDataTypeFloat32;
+  tensor.rank = 2;
+  tensor.shape[0] = 2;
+  tensor.shape[1] = 3;
+  CHECK(BNNSTensorGetAllocationSize(&tensor) == 4, "stride 0 is a literal 0");
+  tensor.stride[0] = 3;
+  tensor.stride[1] = 1;
+  CHECK(BNNSTensorGetAllocationSize(&tensor) == 24, "packed");
+  tensor.shape[0] = -1;
+  CHECK(BNNSTensorGetAllocationSize(&tensor) == SIZE_MAX, "dynamic");
+}

@@ -1,0 +1,190 @@
+#include "base/filter.h"
+
+#include <atomic>
+#include <mutex>
+
+#include "base/status.h"
+
+namespace obn {
+
+int Filter::apply(size_t, const void*, size_t, void*, size_t) {
+  return fail("filter: a %s filter has an apply call of its own; the generic one does not serve it", kind_);
+}
+
+int Filter::apply_backward(const Backward&) {
+  return fail("filter: a %s filter has a backward call of its own; the generic one does not serve it", kind_);
+}
+
+BNNSNDArrayDescriptor Filter::pointer(BNNSPointerSpecifier) {
+  fail("filter: only activation filters have alpha and beta; got a %s filter", kind_);
+  return BNNSNDArrayDescriptor{};
+}
+
+// ---- handles ----
+
+namespace {
+
+// A handle, as a number: generation (from bit 28) | slot (24 bits) | kind (4 bits). Kinds start at 1, so a handle is
+// never NULL; generations start at 1, so it never looks like a small integer.
+constexpr int kSlotShift = 4, kGenerationShift = 28;
+constexpr size_t kChunk = 1024, kChunks = (size_t{1} << (kGenerationShift - kSlotShift)) / kChunk;
+
+struct Slot {
+  std::atomic<uint64_t> handle{0};      // 0 while free
+  std::atomic<void*> object{nullptr};
+  uint64_t generation = 0;              // guarded by table_lock, like next_free
+  size_t next_free = 0;
+};
+
+// Chunks are made on demand and never given back, so a look-up needs no lock.
+std::atomic<Slot*> chunks[kChunks];
+std::mutex table_lock;
+constexpr size_t kNone = SIZE_MAX;
+size_t first_free = kNone;  // guarded by table_lock
+size_t slots_made = 0;      // guarded by table_lock
+
+Slot* slot_at(size_t index) {
+  Slot* chunk = chunks[index / kChunk].load(std::memory_order_acquire);
+  return chunk ? chunk + index % kChunk : nullptr;
+}
+
+Slot* slot_of(const void* handle) {
+  uint64_t value = reinterpret_cast<uint64_t>(handle);
+  return slot_at((value >> kSlotShift) & ((uint64_t{1} << (kGenerationShift - kSlotShift)) - 1));
+}
+
+const char* word_of(HandleKind kind) {
+  switch (kind) {
+    case HandleKind::filter: return "filter";
+    case HandleKind::random_generator: return "random generator";
+    case HandleKind::nearest_neighbors: return "nearest-neighbors store";
+  }
+  return "handle";
+}
+
+bool is_alive(const void* handle) {
+  Slot* slot = slot_of(handle);
+  return slot && slot->handle.load(std::memory_order_acquire) == reinterpret_cast<uint64_t>(handle);
+}
+
+void explain(HandleKind wanted, const void* handle) {
+  if (!handle) {
+    fail("%s: expected a handle; got NULL", word_of(wanted));
+  } else if (is_alive(handle)) {
+    auto kind = static_cast<HandleKind>(reinterpret_cast<uint64_t>(handle) & 15);
+    fail("%s: expected a %s; got a %s", word_of(wanted), word_of(wanted), word_of(kind));
+  } else {
+    fail("%s: expected a live handle; got one that was destroyed or never created", word_of(wanted));
+  }
+}
+
+}  // namespace
+
+void* add_handle(HandleKind kind, void* object) {
+  std::lock_guard guard(table_lock);
+  if (first_free == kNone) {
+    size_t chunk = slots_made / kChunk;
+    Slot* made = chunk < kChunks ? new (std::nothrow) Slot[kChunk] : nullptr;
+    if (!made) {
+      fail("%s: expected room for another handle; %zu are in use", word_of(kind), slots_made);
+      return nullptr;
+    }
+    for (size_t i = 0; i < kChunk; ++i) made[i].next_free = i + 1 < kChunk ? slots_made + i + 1 : kNone;
+    first_free = slots_made;
+    slots_made += kChunk;
+    chunks[chunk].store(made, std::memory_order_release);
+  }
+  size_t index = first_free;
+  Slot* slot = slot_at(index);
+  first_free = slot->next_free;
+  slot->generation = (slot->generation + 1) & ((uint64_t{1} << (64 - kGenerationShift)) - 1);
+  if (slot->generation == 0) slot->generation = 1;
+  uint64_t value = slot->generation << kGenerationShift | static_cast<uint64_t>(index) << kSlotShift |
+                   static_cast<uint64_t>(kind);
+  slot->object.store(object, std::memory_order_relaxed);
+  slot->handle.store(value, std::memory_order_release);
+  return reinterpret_cast<void*>(value);
+}
+
+void* find_handle(HandleKind kind, const void* handle) {
+  if (is_alive(handle) && (reinterpret_cast<uint64_t>(handle) & 15) == static_cast<uint64_t>(kind)) [[likely]]
+    return slot_of(handle)->object.load(std::memory_order_relaxed);
+  explain(kind, handle);
+  return nullptr;
+}
+
+void* drop_handle(HandleKind kind, const void* handle) {
+  std::lock_guard guard(table_lock);
+  if (!is_alive(handle) || (reinterpret_cast<uint64_t>(handle) & 15) != static_cast<uint64_t>(kind)) {
+    explain(kind, handle);
+    return nullptr;
+  }
+  Slot* slot = slot_of(handle);
+  slot->handle.store(0, std::memory_order_release);
+  void* object = slot->object.load(std::memory_order_relaxed);
+  slot->next_free = first_free;
+  first_free = (reinterpret_cast<uint64_t>(handle) >> kSlotShift) &
+               ((uint64_t{1} << (kGenerationShift - kSlotShift)) - 1);
+  return object;
+}
+
+// ---- filters ----
+
+Filter* find_filter(BNNSFilter handle, const char* kind) {
+  Filter* filter = static_cast<Filter*>(find_handle(HandleKind::filter, handle));
+  if (filter && kind && filter->kind() != kind) {
+    fail("filter: expected a %s filter; got a %s filter", kind, filter->kind());
+    return nullptr;
+  }
+  return filter;
+}
+
+BNNSFilter publish(Filter* filter) {
+  if (!filter) return nullptr;
+  BNNSFilter handle = add_handle(HandleKind::filter, filter);
+  if (!handle) destroy(filter);
+  return handle;
+}
+
+void destroy(Filter* filter) {
+  Options options = filter->options();
+  filter->~Filter();
+  options.release(filter);
+}
+
+}  // namespace obn
+
+extern "C" {
+
+int BNNSFilterApply(BNNSFilter filter, const void* in, void* out) {
+  return BNNSFilterApplyBatch(filter, 1, in, 0, out, 0);
+}
+
+int BNNSFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
+                         size_t out_stride) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->apply(batch_size, in, in_stride, out, out_stride) : -1;
+}
+
+int BNNSFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride,
+                                 BNNSNDArrayDescriptor* in_delta, size_t in_delta_stride, const void* out,
+                                 size_t out_stride, const BNNSNDArrayDescriptor* out_delta, size_t out_delta_stride,
+                                 BNNSNDArrayDescriptor* weights_delta, BNNSNDArrayDescriptor* bias_delta) {
+  obn::Filter* found = obn::find_filter(filter);
+  if (!found) return -1;
+  if (!out_delta) return obn::fail("grad_output: expected a descriptor; got NULL");
+  return found->apply_backward({batch_size, in, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta,
+                                out_delta_stride, weights_delta, bias_delta});
+}
+
+BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier target) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->pointer(target) : BNNSNDArrayDescriptor{};
+}
+
+void BNNSFilterDestroy(BNNSFilter filter) {
+  if (!filter) return;
+  auto* found = static_cast<obn::Filter*>(obn::drop_handle(obn::HandleKind::filter, filter));
+  if (found) obn::destroy(found);
+}
+}

@@ -1,0 +1,45 @@
+// Where memory comes from: the caller's callbacks for what a filter owns, one fixed block per thread for scratch.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <utility>
+
+#include "openbnns/bnns/base.h"
+
+namespace obn {
+
+inline constexpr size_t kAlignment = 64;  // of everything a filter owns: one cache line, one AVX-512 register
+
+// What BNNSFilterParameters says, checked and with the defaults filled in.
+struct Options {
+  bool use_client_ptr = false;
+  size_t threads = 0;  // 0 = the library's setting
+  BNNSAlloc alloc = nullptr;
+  BNNSFree free = nullptr;
+
+  // filter_params may be NULL. Returns 0, or -1 with a sentence.
+  static int read(const BNNSFilterParameters* filter_params, Options* options);
+
+  // NULL (with a sentence) when there is no memory. A size of 0 gives a valid block.
+  void* get(size_t bytes) const;
+  void release(void* block) const;
+
+  // A T made in memory of the caller's allocator; NULL when there is none. T must not throw.
+  template <class T, class... Arguments>
+  T* make(Arguments&&... arguments) const {
+    static_assert(alignof(T) <= kAlignment);
+    void* block = get(sizeof(T));
+    return block ? new (block) T(std::forward<Arguments>(arguments)...) : nullptr;
+  }
+};
+
+// Scratch belongs to threads, not to filters: every thread that computes has one block of this size, aligned to
+// kAlignment, got once and kept. A plan that needs more than this must choose smaller tiles (or the reference loops).
+inline constexpr size_t kScratchBytes = size_t{1} << 20;
+
+// The calling thread's block; NULL (with a sentence) when it cannot be had. Entry points call it before they write
+// anything; inside a pool piece it never fails.
+std::byte* scratch();
+
+}  // namespace obn

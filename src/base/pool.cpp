@@ -1,0 +1,215 @@
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+#include "base/memory.h"
+#include "openbnns/openbnns.h"
+
+namespace obn {
+namespace {
+
+constexpr size_t kMaxThreads = 256;
+constexpr auto kSpin = std::chrono::microseconds(50);  // a worker waits this long for the next call before it parks
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+size_t count_cores() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return static_cast<size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+// Pieces are handed out by one number, the ticket: which call it belongs to (upper half) and the next piece (lower
+// half). Taking a piece is a compare-and-swap on it, so a worker that comes late, or was asleep, finds a ticket of
+// another call or an exhausted one and takes nothing: nobody ever waits for it. The call's other words may be
+// rewritten only while the ticket is closed; a worker that read them before a successful swap read those of its call.
+constexpr uint64_t kClosed = 0xffffffff;
+
+struct Pool {
+  alignas(64) std::atomic<uint64_t> ticket{kClosed};
+  alignas(64) std::atomic<size_t> done{0};
+  alignas(64) std::atomic<size_t> pieces{0};
+  std::atomic<size_t> seats{0};  // workers that may help: those numbered below this
+  std::atomic<void (*)(void*, size_t)> body{nullptr};
+  std::atomic<void*> context{nullptr};
+
+  std::mutex owner;    // held by the thread whose call this is
+  size_t workers = 0;  // guarded by owner
+
+  std::mutex bed;  // parked workers wait here
+  std::condition_variable alarm;
+  std::atomic<size_t> parked{0};
+
+  void help(size_t seat) {
+    for (;;) {
+      uint64_t now = ticket.load(std::memory_order_acquire);
+      size_t piece = now & kClosed;
+      auto* run = body.load(std::memory_order_acquire);
+      void* with = context.load(std::memory_order_acquire);
+      if (piece >= pieces.load(std::memory_order_acquire) || seat >= seats.load(std::memory_order_acquire)) return;
+      if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
+      run(with, piece);
+      done.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  void run(size_t count, size_t threads, void (*run_body)(void*, size_t), void* with) {
+    start_workers(threads - 1);
+    uint64_t call = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket.store(call << 32 | kClosed, std::memory_order_release);
+    done.store(0, std::memory_order_release);
+    pieces.store(count, std::memory_order_release);
+    seats.store(threads - 1, std::memory_order_release);
+    body.store(run_body, std::memory_order_release);
+    context.store(with, std::memory_order_release);
+    ticket.store((call + 1) << 32, std::memory_order_seq_cst);
+    if (parked.load(std::memory_order_seq_cst) > 0) {
+      std::lock_guard guard(bed);
+      alarm.notify_all();
+    }
+    help(0);  // seat 0 is below any number of seats here: threads > 1
+    for (size_t tries = 0; done.load(std::memory_order_acquire) < count; ++tries) {
+      if (tries < 4096) {
+        pause();
+      } else {
+        sched_yield();  // the machine is busy: let the worker that still computes have this core
+      }
+    }
+  }
+
+  void start_workers(size_t wanted);
+  void work(size_t seat);
+};
+
+// Never destroyed: workers outlive main. A forked child has no workers and gets a new pool.
+std::atomic<Pool*> the_pool{nullptr};
+std::atomic<size_t> setting{0};  // 0: not read yet
+thread_local bool inside = false;
+
+struct Start {
+  Pool* pool;
+  size_t seat;
+};
+
+void* worker_main(void* argument) {
+  Start start = *static_cast<Start*>(argument);
+  delete static_cast<Start*>(argument);
+  if (!scratch()) return nullptr;
+  inside = true;
+  start.pool->work(start.seat);
+  return nullptr;
+}
+
+void Pool::start_workers(size_t wanted) {
+  for (; workers < wanted; ++workers) {
+    auto* start = new (std::nothrow) Start{this, workers};
+    pthread_t thread;
+    if (!start || pthread_create(&thread, nullptr, worker_main, start) != 0) {
+      delete start;
+      return;  // fewer helpers; the caller computes whatever nobody takes
+    }
+    pthread_detach(thread);
+  }
+}
+
+void Pool::work(size_t seat) {
+  // A worker beyond the cores would spin on somebody else's time.
+  const bool may_spin = seat + 1 < count_cores();
+  for (uint64_t seen = 0;;) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    uint64_t now = ticket.load(std::memory_order_acquire);
+    for (size_t tries = 1; may_spin && now >> 32 == seen; now = ticket.load(std::memory_order_acquire), ++tries) {
+      pause();
+      if (tries % 64 == 0 && std::chrono::steady_clock::now() > until) break;
+    }
+    if (now >> 32 == seen) {
+      std::unique_lock guard(bed);
+      parked.fetch_add(1, std::memory_order_seq_cst);
+      alarm.wait(guard, [&] { return (now = ticket.load(std::memory_order_seq_cst)) >> 32 != seen; });
+      parked.fetch_sub(1, std::memory_order_relaxed);
+    }
+    seen = now >> 32;
+    if ((now & kClosed) != kClosed) help(seat);
+  }
+}
+
+Pool* pool() {
+  Pool* found = the_pool.load(std::memory_order_acquire);
+  if (found) return found;
+  Pool* made = new (std::nothrow) Pool;
+  if (!made) return nullptr;
+  if (!the_pool.compare_exchange_strong(found, made, std::memory_order_acq_rel)) {
+    delete made;
+    return found;
+  }
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    the_pool.store(nullptr, std::memory_order_release);
+    inside = false;
+  });
+  (void)registered;
+  return made;
+}
+
+size_t library_threads() {
+  size_t threads = setting.load(std::memory_order_relaxed);
+  if (threads == 0) [[unlikely]] {
+    const char* text = std::getenv("OPENBNNS_NUM_THREADS");
+    long asked = text ? std::strtol(text, nullptr, 10) : 0;
+    threads = std::clamp(asked > 0 ? static_cast<size_t>(asked) : count_cores(), size_t{1}, kMaxThreads);
+    size_t expected = 0;
+    if (!setting.compare_exchange_strong(expected, threads, std::memory_order_relaxed)) threads = expected;
+  }
+  return threads;
+}
+
+}  // namespace
+
+size_t threads_for(size_t limit) {
+  size_t threads = library_threads();
+  return limit == 0 ? threads : std::min(limit, threads);
+}
+
+void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void* context) {
+  if (pieces > 1 && threads > 1 && pieces < kClosed && !inside) {
+    Pool* all = pool();
+    if (all && all->owner.try_lock()) {
+      inside = true;
+      all->run(pieces, std::min(threads, pieces), body, context);
+      inside = false;
+      all->owner.unlock();
+      return;
+    }
+  }
+  for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
+}
+
+}  // namespace obn
+
+extern "C" {
+
+void obn_set_num_threads(size_t n) {
+  obn::setting.store(std::clamp(n == 0 ? obn::count_cores() : n, size_t{1}, obn::kMaxThreads),
+                     std::memory_order_relaxed);
+}
+
+size_t obn_get_num_threads(void) { return obn::library_threads(); }
+}

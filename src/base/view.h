@@ -1,0 +1,67 @@
+// One descriptor, read and checked: the only place that knows layouts. Families work on views.
+#pragma once
+
+#include <cstddef>
+
+#include "openbnns/bnns/base.h"
+
+namespace obn {
+
+enum class Access { read, write };  // what is written must not overlap itself
+
+// Axes are kept fastest first: extent[k] and stride[k] (in values, resolved, never 0) belong together for every layout.
+struct View {
+  size_t rank = 0;
+  size_t extent[BNNS_MAX_TENSOR_DIMENSION] = {};
+  size_t stride[BNNS_MAX_TENSOR_DIMENSION] = {};
+  size_t axis_of_size[BNNS_MAX_TENSOR_DIMENSION] = {};  // size[i] is extent[axis_of_size[i]]
+  size_t count = 0;                                     // values in one sample
+  size_t span = 0;                                      // 1 + Σ (extent-1)·stride: values from the first to the last
+  size_t packed_batch = 0;                              // batch stride that 0 stands for: stride·extent of the slowest axis
+  BNNSDataLayout layout = BNNSDataLayoutVector;
+  BNNSDataType type = BNNSDataTypeFloat32;
+  void* data = nullptr;
+  const void* table = nullptr;  // indexed types
+  BNNSDataType table_type = BNNSDataTypeFloat32;
+  float scale = 1.0f;  // integer types: real = scale·stored + bias
+  float bias = 0.0f;
+  bool accumulate = false;  // gradients: add to what is there
+
+  bool is_packed() const { return span == count; }  // no gaps: the sample is one run of `count` values
+};
+
+// SIZE_MAX for a layout that does not exist.
+size_t rank_of(BNNSDataLayout layout);
+const char* name_of(BNNSDataLayout layout);
+
+// Fills *view from the descriptor. `argument` is the word used in the sentence ("input", "output", "bias", …).
+// Refuses unknown layouts and types, zero extents, decreasing strides, sizes that overflow, indexed types without a
+// table, and (Access::write) strides that make values overlap. Does not require data. Returns 0 or -1.
+int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, View* view);
+
+// A view over a batch, checked against memory: `data` not NULL, aligned to the element, the whole span addressable.
+// requested = 0 means packed. For Access::write samples must not overlap. Returns 0 or -1; *stride is in values.
+int read_batch(const View& view, const void* data, size_t batch, size_t requested, Access access, const char* argument,
+               size_t* stride);
+
+// Like read_view + read_batch for a gradient descriptor that must have the extents and type of `like` (strides may
+// differ). The flags choose set or accumulate.
+int read_gradient(const BNNSNDArrayDescriptor& descriptor, const View& like, Access access, size_t batch,
+                  size_t requested, const char* argument, View* view, size_t* stride);
+
+// True when no value of one batch can be a value of the other. Exact for batches that lie apart or are interleaved
+// sample by sample with the same batch stride (slices of one larger array); otherwise cautious.
+bool disjoint(const View& a, const void* a_data, size_t a_stride, const View& b, const void* b_data, size_t b_stride,
+              size_t batch);
+
+// Refuses two batches that share memory. `a` and `b` are the words for the sentence.
+int check_disjoint(const View& a, const void* a_data, size_t a_stride, const char* a_argument, const View& b,
+                   const void* b_data, size_t b_stride, const char* b_argument, size_t batch);
+
+// "(64, 112, 112)": slowest first, as NumPy prints it. The text lives in `buffer`.
+struct ShapeText {
+  char buffer[96];
+};
+const char* shape_text(const View& view, ShapeText* text);
+
+}  // namespace obn

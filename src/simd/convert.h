@@ -1,0 +1,92 @@
+// Rows of the three float types, at any stride, to and from packed float32. Kernel files only (see vec.h).
+#pragma once
+
+#include "base/types.h"
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET {
+
+// kLanes half values at p (aligned to the element) as floats, and back; nearest, ties to even.
+OBN_INLINE F load_float16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__F16C__)
+  return reinterpret_cast<F>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  F v{};
+  for (size_t i = 0; i < kLanes; ++i) v[i] = float_of_float16(p[i]);
+  return v;
+#endif
+}
+OBN_INLINE void store_float16(uint16_t* p, F v) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#else
+  for (size_t i = 0; i < kLanes; ++i) p[i] = float16_of_float(v[i]);
+#endif
+}
+OBN_INLINE F load_bfloat16(const uint16_t* p) {
+  typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+  H half;
+  std::memcpy(&half, p, sizeof half);
+  return from_bits(reinterpret_cast<I>(__builtin_convertvector(half, U) << 16));
+}
+OBN_INLINE void store_bfloat16(uint16_t* p, F v) {
+  typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+  U u = reinterpret_cast<U>(v);
+  U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  U nan = (u >> 16) | 0x40;
+  H half = __builtin_convertvector((v != v) ? nan : rounded, H);
+  std::memcpy(p, &half, sizeof half);
+}
+
+// `p` is where value 0 lies, `stride` counts values; type is float32, float16 or bfloat16.
+static inline void load_row(BNNSDataType type, const void* p, size_t stride, size_t n, float* row) {
+  if (type == BNNSDataTypeFloat32) {
+    const float* from = static_cast<const float*>(p);
+    if (stride == 1) {
+      std::memcpy(row, from, n * sizeof(float));
+    } else {
+      for (size_t i = 0; i < n; ++i) row[i] = from[i * stride];
+    }
+    return;
+  }
+  const uint16_t* from = static_cast<const uint16_t*>(p);
+  const bool brain = type == BNNSDataTypeBFloat16;
+  size_t i = 0;
+  if (stride == 1) {
+    for (; i + kLanes <= n; i += kLanes) store(row + i, brain ? load_bfloat16(from + i) : load_float16(from + i));
+  }
+  for (; i < n; ++i) row[i] = brain ? float_of_bfloat16(from[i * stride]) : float_of_float16(from[i * stride]);
+}
+
+static inline void store_row(BNNSDataType type, void* p, size_t stride, size_t n, const float* row) {
+  if (type == BNNSDataTypeFloat32) {
+    float* to = static_cast<float*>(p);
+    if (stride == 1) {
+      std::memcpy(to, row, n * sizeof(float));
+    } else {
+      for (size_t i = 0; i < n; ++i) to[i * stride] = row[i];
+    }
+    return;
+  }
+  uint16_t* to = static_cast<uint16_t*>(p);
+  const bool brain = type == BNNSDataTypeBFloat16;
+  size_t i = 0;
+  if (stride == 1) {
+    for (; i + kLanes <= n; i += kLanes) {
+      if (brain) {
+        store_bfloat16(to + i, load(row + i));
+      } else {
+        store_float16(to + i, load(row + i));
+      }
+    }
+  }
+  for (; i < n; ++i) to[i * stride] = brain ? bfloat16_of_float(row[i]) : float16_of_float(row[i]);
+}
+
+}  // namespace obn::OBN_TARGET

@@ -1,0 +1,209 @@
+// The vectors every kernel is written with: the compiler's own vector types, as wide as the target, and the few
+// operations those types lack. Included only by kernel files, which are compiled once per target with OBN_TARGET set
+// to the target's name; everything lives in that namespace and is inlined, so that no code of one target can be
+// linked into another.
+//
+//   F        kLanes floats          I        kLanes int32; also a mask: every lane 0 or -1
+//   a + b, a * b + c (fused), a < b (gives I), mask ? a : b   are the compiler's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#ifndef OBN_TARGET
+#error "OBN_TARGET names the namespace of the target"
+#endif
+
+#define OBN_INLINE [[gnu::always_inline]] static inline
+
+namespace obn::OBN_TARGET {
+
+#if defined(__AVX512F__)
+constexpr size_t kLanes = 16;
+#elif defined(__AVX2__)
+constexpr size_t kLanes = 8;
+#else
+constexpr size_t kLanes = 4;
+#endif
+
+typedef float F __attribute__((vector_size(4 * kLanes)));
+typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
+
+OBN_INLINE F splat(float v) { return F{} + v; }
+OBN_INLINE I splat(int32_t v) { return I{} + v; }
+OBN_INLINE I bits(F v) { return reinterpret_cast<I>(v); }
+OBN_INLINE F from_bits(I v) { return reinterpret_cast<F>(v); }
+
+// 0, 1, 2, …
+OBN_INLINE I iota() {
+  I v{};
+  for (size_t i = 0; i < kLanes; ++i) v[i] = static_cast<int32_t>(i);
+  return v;
+}
+
+// Memory need only be aligned to the element.
+OBN_INLINE F load(const float* p) {
+  F v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+OBN_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
+OBN_INLINE I load(const int32_t* p) {
+  I v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+OBN_INLINE void store(int32_t* p, I v) { std::memcpy(p, &v, sizeof v); }
+
+// Past the caches; p is aligned to the vector. Call fence() once after the last one.
+OBN_INLINE void stream(float* p, F v) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(p, reinterpret_cast<__m512>(v));
+#elif defined(__AVX2__)
+  _mm256_stream_ps(p, reinterpret_cast<__m256>(v));
+#elif defined(__SSE2__)
+  _mm_stream_ps(p, reinterpret_cast<__m128>(v));
+#else
+  store(p, v);
+#endif
+}
+OBN_INLINE void fence() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
+// The first n < kLanes values; the other lanes are `rest` and their memory is not touched.
+OBN_INLINE F load_first(const float* p, size_t n, F rest = F{}) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(
+      _mm512_mask_loadu_ps(reinterpret_cast<__m512>(rest), static_cast<__mmask16>((1u << n) - 1), p));
+#else
+  float lanes[kLanes];
+  store(lanes, rest);
+  for (size_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+#endif
+}
+OBN_INLINE void store_first(float* p, F v, size_t n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
+#else
+  for (size_t i = 0; i < n; ++i) p[i] = v[i];
+#endif
+}
+
+// min and max give b when either is NaN (what the x86 instruction does, the same on every target).
+OBN_INLINE F min(F a, F b) { return a < b ? a : b; }
+OBN_INLINE F max(F a, F b) { return a > b ? a : b; }
+OBN_INLINE F abs(F v) { return from_bits(bits(v) & 0x7fffffff); }
+OBN_INLINE F copysign(F magnitude, F sign) {
+  return from_bits((bits(magnitude) & 0x7fffffff) | (bits(sign) & static_cast<int32_t>(0x80000000)));
+}
+OBN_INLINE I is_nan(F v) { return v != v; }
+OBN_INLINE bool any(I mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps(reinterpret_cast<__m128>(mask)) != 0;
+#else
+  int32_t all = 0;
+  for (size_t i = 0; i < kLanes; ++i) all |= mask[i];
+  return all != 0;
+#endif
+}
+
+// Nearest, ties to even; |v| < 2^31.
+OBN_INLINE I nearest_int(F v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<I>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<I>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<I>(_mm_cvtps_epi32(reinterpret_cast<__m128>(v)));
+#elif defined(__ARM_NEON)
+  return reinterpret_cast<I>(vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(v)));
+#else
+  I r{};
+  for (size_t i = 0; i < kLanes; ++i) r[i] = static_cast<int32_t>(__builtin_nearbyintf(v[i]));
+  return r;
+#endif
+}
+OBN_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
+
+OBN_INLINE F sqrt(F v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_sqrt_ps(reinterpret_cast<__m512>(v)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<F>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<F>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
+#else
+  F r{};
+  for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_sqrtf(v[i]);
+  return r;
+#endif
+}
+
+// One number out of all lanes, added up in a fixed tree.
+OBN_INLINE float sum(F v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+OBN_INLINE float largest(F v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (size_t half = kLanes / 2; half > 0; half /= 2)
+    for (size_t i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
+// a, b are 2·kLanes values in a row; even gets values 0, 2, 4, …, odd 1, 3, 5, …
+OBN_INLINE void split_pairs(F a, F b, F* even, F* odd) {
+#if defined(__AVX512F__)
+  const __m512i pick_even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i pick_odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  __m512 low = reinterpret_cast<__m512>(a), high = reinterpret_cast<__m512>(b);
+  *even = reinterpret_cast<F>(_mm512_permutex2var_ps(low, pick_even, high));
+  *odd = reinterpret_cast<F>(_mm512_permutex2var_ps(low, pick_odd, high));
+#elif defined(__AVX2__)
+  *even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  *odd = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#else
+  *even = __builtin_shufflevector(a, b, 0, 2, 4, 6);
+  *odd = __builtin_shufflevector(a, b, 1, 3, 5, 7);
+#endif
+}
+// The way back.
+OBN_INLINE void join_pairs(F even, F odd, F* a, F* b) {
+#if defined(__AVX512F__)
+  const __m512i pick_low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i pick_high = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+  __m512 e = reinterpret_cast<__m512>(even), o = reinterpret_cast<__m512>(odd);
+  *a = reinterpret_cast<F>(_mm512_permutex2var_ps(e, pick_low, o));
+  *b = reinterpret_cast<F>(_mm512_permutex2var_ps(e, pick_high, o));
+#elif defined(__AVX2__)
+  *a = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+  *b = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  *a = __builtin_shufflevector(even, odd, 0, 4, 1, 5);
+  *b = __builtin_shufflevector(even, odd, 2, 6, 3, 7);
+#endif
+}
+
+}  // namespace obn::OBN_TARGET
