@@ -43,14 +43,19 @@ constexpr size_t kNone = SIZE_MAX;
 size_t first_free = kNone;  // guarded by table_lock
 size_t slots_made = 0;      // guarded by table_lock
 
-Slot* slot_at(size_t index) {
-  Slot* chunk = chunks[index / kChunk].load(std::memory_order_acquire);
-  return chunk ? chunk + index % kChunk : nullptr;
+// Only for slots that exist.
+Slot* slot_at(size_t index) { return chunks[index / kChunk].load(std::memory_order_acquire) + index % kChunk; }
+
+size_t index_of(const void* handle) {
+  return (reinterpret_cast<uint64_t>(handle) >> kSlotShift) & (kChunk * kChunks - 1);
 }
 
-Slot* slot_of(const void* handle) {
-  uint64_t value = reinterpret_cast<uint64_t>(handle);
-  return slot_at((value >> kSlotShift) & ((uint64_t{1} << (kGenerationShift - kSlotShift)) - 1));
+HandleKind kind_of(const void* handle) { return static_cast<HandleKind>(reinterpret_cast<uint64_t>(handle) & 15); }
+
+bool is_alive(const void* handle) {
+  size_t index = index_of(handle);
+  Slot* chunk = chunks[index / kChunk].load(std::memory_order_acquire);
+  return chunk && chunk[index % kChunk].handle.load(std::memory_order_acquire) == reinterpret_cast<uint64_t>(handle);
 }
 
 const char* word_of(HandleKind kind) {
@@ -62,17 +67,11 @@ const char* word_of(HandleKind kind) {
   return "handle";
 }
 
-bool is_alive(const void* handle) {
-  Slot* slot = slot_of(handle);
-  return slot && slot->handle.load(std::memory_order_acquire) == reinterpret_cast<uint64_t>(handle);
-}
-
 void explain(HandleKind wanted, const void* handle) {
   if (!handle) {
     fail("%s: expected a handle; got NULL", word_of(wanted));
   } else if (is_alive(handle)) {
-    auto kind = static_cast<HandleKind>(reinterpret_cast<uint64_t>(handle) & 15);
-    fail("%s: expected a %s; got a %s", word_of(wanted), word_of(wanted), word_of(kind));
+    fail("%s: expected a %s; got a %s", word_of(wanted), word_of(wanted), word_of(kind_of(handle)));
   } else {
     fail("%s: expected a live handle; got one that was destroyed or never created", word_of(wanted));
   }
@@ -107,24 +106,23 @@ void* add_handle(HandleKind kind, void* object) {
 }
 
 void* find_handle(HandleKind kind, const void* handle) {
-  if (is_alive(handle) && (reinterpret_cast<uint64_t>(handle) & 15) == static_cast<uint64_t>(kind)) [[likely]]
-    return slot_of(handle)->object.load(std::memory_order_relaxed);
+  if (is_alive(handle) && kind_of(handle) == kind) [[likely]]
+    return slot_at(index_of(handle))->object.load(std::memory_order_relaxed);
   explain(kind, handle);
   return nullptr;
 }
 
 void* drop_handle(HandleKind kind, const void* handle) {
   std::lock_guard guard(table_lock);
-  if (!is_alive(handle) || (reinterpret_cast<uint64_t>(handle) & 15) != static_cast<uint64_t>(kind)) {
+  if (!is_alive(handle) || kind_of(handle) != kind) {
     explain(kind, handle);
     return nullptr;
   }
-  Slot* slot = slot_of(handle);
+  Slot* slot = slot_at(index_of(handle));
   slot->handle.store(0, std::memory_order_release);
   void* object = slot->object.load(std::memory_order_relaxed);
   slot->next_free = first_free;
-  first_free = (reinterpret_cast<uint64_t>(handle) >> kSlotShift) &
-               ((uint64_t{1} << (kGenerationShift - kSlotShift)) - 1);
+  first_free = index_of(handle);
   return object;
 }
 

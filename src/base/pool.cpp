@@ -52,8 +52,9 @@ struct Pool {
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
 
-  std::mutex owner;    // held by the thread whose call this is
-  size_t workers = 0;  // guarded by owner
+  std::mutex owner;               // held by the thread whose call this is
+  size_t workers = 0;             // guarded by owner
+  std::atomic<size_t> settled{0}; // workers that have allocated all they ever will
 
   std::mutex bed;  // parked workers wait here
   std::condition_variable alarm;
@@ -113,22 +114,26 @@ struct Start {
 void* worker_main(void* argument) {
   Start start = *static_cast<Start*>(argument);
   delete static_cast<Start*>(argument);
-  if (!scratch()) return nullptr;
+  const bool can_work = scratch() != nullptr;
+  start.pool->settled.fetch_add(1, std::memory_order_release);
   inside = true;
-  start.pool->work(start.seat);
+  if (can_work) start.pool->work(start.seat);
   return nullptr;
 }
 
 void Pool::start_workers(size_t wanted) {
+  if (workers >= wanted) [[likely]] return;
   for (; workers < wanted; ++workers) {
     auto* start = new (std::nothrow) Start{this, workers};
     pthread_t thread;
     if (!start || pthread_create(&thread, nullptr, worker_main, start) != 0) {
       delete start;
-      return;  // fewer helpers; the caller computes whatever nobody takes
+      break;  // fewer helpers; the caller computes whatever nobody takes
     }
     pthread_detach(thread);
   }
+  // So that a warm call allocates nothing, not even on a worker that a busy machine starts late.
+  while (settled.load(std::memory_order_acquire) < workers) sched_yield();
 }
 
 void Pool::work(size_t seat) {

@@ -104,8 +104,29 @@ OBN_INLINE void store_first(float* p, F v, size_t n) {
 }
 
 // min and max give b when either is NaN (what the x86 instruction does, the same on every target).
-OBN_INLINE F min(F a, F b) { return a < b ? a : b; }
-OBN_INLINE F max(F a, F b) { return a > b ? a : b; }
+// Spelled out where the compiler would make a comparison and a blend of it.
+OBN_INLINE F min(F a, F b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<F>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<F>(_mm_min_ps(reinterpret_cast<__m128>(a), reinterpret_cast<__m128>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
+OBN_INLINE F max(F a, F b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<F>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#elif defined(__SSE2__)
+  return reinterpret_cast<F>(_mm_max_ps(reinterpret_cast<__m128>(a), reinterpret_cast<__m128>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
 OBN_INLINE F abs(F v) { return from_bits(bits(v) & 0x7fffffff); }
 OBN_INLINE F copysign(F magnitude, F sign) {
   return from_bits((bits(magnitude) & 0x7fffffff) | (bits(sign) & static_cast<int32_t>(0x80000000)));
