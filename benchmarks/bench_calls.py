@@ -1,0 +1,105 @@
+"""What a call costs before it does anything: smallest calls from Python and C, import."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from timeit import Timer
+
+import numpy as np
+import openbnns
+
+from benchmarks.harness import OURS, Row, Run, Timing, build, race
+
+POOLING = "max pooling 1x1x4x4"
+RELU = "relu 16 values"
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """Calls are timed as statements, so that no lambda is counted."""
+    cases = {
+        f"{POOLING}, Python": lambda: race(_pooling_statements(run), run),
+        f"{RELU}, Python": lambda: race(_relu_statements(run), run),
+        f"{POOLING}, C": lambda: _from_c("pooling"),
+        f"{RELU}, C": lambda: _from_c("activation"),
+        "import on top of NumPy": lambda: _imports(run),
+    }
+    for name, measure in cases.items():
+        if re.search(run.only, f"calls {name}"):
+            yield Row("calls", name, "forward" if "import" not in name else "import", 1, measure())
+
+
+def _pooling_statements(run: Run) -> dict[str, Timer]:
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    layer = openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2, num_threads=1)
+    names = {"x": x, "y": np.empty((1, 1, 2, 2), np.float32), "apply": layer.apply}
+    timers = {OURS: Timer("apply(x, out=y)", globals=names)}
+    if "numpy" in run.peers:
+        names["windows"] = x.reshape(1, 1, 2, 2, 2, 2)
+        timers["numpy"] = Timer("windows.max(axis=(3, 5), out=y)", globals=names)
+    if "torch" in run.peers:
+        import torch
+
+        raw = torch.ops.aten.max_pool2d_with_indices.out
+        tensors = {"x": torch.from_numpy(x), "pool": torch.nn.functional.max_pool2d, "raw": raw}
+        tensors |= {"y": torch.empty(1, 1, 2, 2), "i": torch.empty(1, 1, 2, 2, dtype=torch.int64)}
+        timers["torch eager"] = Timer("pool(x, 2)", globals=tensors)
+        timers["torch out="] = Timer("raw(x, (2, 2), (2, 2), out=y, indices=i)", globals=tensors)
+    if "jax" in run.peers:
+        import jax
+
+        function = jax.jit(lambda x: x.reshape(1, 1, 2, 2, 2, 2).max((3, 5)))
+        arrays = {"x": jax.numpy.asarray(x), "f": function}
+        timers["jax"] = Timer("f(x).block_until_ready()", globals=arrays)
+    return timers
+
+
+def _relu_statements(run: Run) -> dict[str, Timer]:
+    x = np.linspace(-1.0, 1.0, 16, dtype=np.float32).reshape(1, 16)
+    layer = openbnns.ActivationLayer("rectified_linear", input=(16,), num_threads=1)
+    names = {"x": x, "y": np.empty_like(x), "apply": layer.apply, "maximum": np.maximum}
+    timers = {OURS: Timer("apply(x, out=y)", globals=names)}
+    if "numpy" in run.peers:
+        timers["numpy"] = Timer("maximum(x, 0.0, out=y)", globals=names)
+    if "torch" in run.peers:
+        import torch
+
+        tensors = {"x": torch.from_numpy(x), "y": torch.empty(1, 16)}
+        tensors |= {"relu": torch.relu, "clamp_min": torch.clamp_min}
+        timers["torch eager"] = Timer("relu(x)", globals=tensors)
+        timers["torch out="] = Timer("clamp_min(x, 0.0, out=y)", globals=tensors)
+    if "jax" in run.peers:
+        import jax
+
+        arrays = {"x": jax.numpy.asarray(x), "f": jax.jit(jax.nn.relu)}
+        timers["jax"] = Timer("f(x).block_until_ready()", globals=arrays)
+    return timers
+
+
+def _from_c(call: str) -> dict[str, Timing]:
+    """Timings of call_c.c, built against the installed headers and library."""
+    library = openbnns.library_path()
+    flags = ["-O2", f"-I{openbnns.include_dir()}", str(library), f"-Wl,-rpath,{library.parent}"]
+    program = build("call_c.c", "call_c", flags)
+    if program is None:
+        return {}
+    return {f"{OURS} C": Timing.of(json.loads(subprocess.check_output([program]))[call])}
+
+
+def _imports(run: Run) -> dict[str, Timing]:
+    """Each sample in a fresh interpreter that has NumPy already."""
+    modules = {OURS: "openbnns"} | {peer: peer for peer in ("torch", "jax") if peer in run.peers}
+    seconds: dict[str, list[float]] = {name: [] for name in modules}
+    for _ in range(run.rounds):
+        for name, module in modules.items():
+            seconds[name].append(_import_seconds(module))
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def _import_seconds(module: str) -> float:
+    script = (
+        "import time, numpy; start = time.perf_counter(); "
+        f"import {module}; print(time.perf_counter() - start)"
+    )
+    return float(subprocess.check_output([sys.executable, "-c", script]))

@@ -1,0 +1,345 @@
+"""A case -> its contenders -> a race -> a row.
+
+A contender is one way to do the work of a case. All contenders of a case live in one process; each
+is checked against ours, then they take turns in several rounds, and a row keeps the medians beside
+the floor.
+"""
+
+import hashlib
+import json
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from timeit import Timer
+from types import ModuleType
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+BUILD = ROOT / "build" / "benchmarks"
+PHASES = ("forward", "backward", "both")
+OURS = "ours"
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do the work of a case, everything it needs prepared.
+
+    name: the peer, a space, the variant ("torch nhwc"). Backward may be repeated without another
+    forward. result: y and dx (None without backward) as NumPy arrays in the case's own layout.
+    """
+
+    name: str
+    forward: Step
+    backward: Step | None
+    result: Callable[[], tuple[np.ndarray, np.ndarray | None]]
+    both: Step | None = None  # None: forward, then backward
+
+    def step(self, phase: str) -> Step | None:
+        """What is timed in a phase; None when the contender cannot do it."""
+        if phase == "forward":
+            return self.forward
+        if phase == "backward" or self.backward is None:
+            return self.backward
+        return self.both or self._one_after_the_other
+
+    def _one_after_the_other(self) -> None:
+        self.forward()
+        self.backward()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an ideal kernel does: bytes read, bytes written, vector operations times lanes."""
+
+    read: int
+    written: int
+    operations: int
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.read + other.read,
+            self.written + other.written,
+            self.operations + other.operations,
+        )
+
+    @property
+    def sweep(self) -> str:
+        """The name of its traffic for ceilings.cpp."""
+        return f"{self.read}:{self.written}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A case of a family, ready to race; contenders are built only when its turn comes."""
+
+    name: str
+    forward: Work
+    backward: Work
+    contenders: Callable[[], list[Contender]]  # ours first
+
+    def work(self, phase: str) -> Work:
+        return {
+            "forward": self.forward,
+            "backward": self.backward,
+            "both": self.forward + self.backward,
+        }[phase]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process is asked to do."""
+
+    threads: int
+    peers: dict[str, ModuleType]
+    only: str = ""
+    quick: bool = False
+    compiled: bool = False  # torch.compile as one more contender
+
+    @property
+    def rounds(self) -> int:
+        return 3 if self.quick else 9
+
+    @property
+    def slice_seconds(self) -> float:
+        return 0.003 if self.quick else 0.05
+
+    @property
+    def pause_seconds(self) -> float:
+        return 0.002 if self.quick else 0.02
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per call over the rounds; spread is the interquartile range over the median."""
+
+    median: float
+    best: float
+    spread: float
+
+    @classmethod
+    def of(cls, seconds: Iterable[float]) -> "Timing":
+        ordered = sorted(seconds)
+        median = statistics.median(ordered)
+        quarter = len(ordered) // 4
+        return cls(median, ordered[0], (ordered[-1 - quarter] - ordered[quarter]) / median)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One phase of one case at one thread count. Floors are seconds, None when not measured."""
+
+    family: str
+    case: str
+    phase: str
+    threads: int
+    times: dict[str, Timing]
+    byte_floor: float | None = None
+    operation_floor: float | None = None
+
+    def as_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict) -> "Row":
+        times = {name: Timing(**timing) for name, timing in stored["times"].items()}
+        return cls(**{**stored, "times": times})
+
+    @property
+    def floor(self) -> float | None:
+        if self.byte_floor is None:
+            return None
+        return max(self.byte_floor, self.operation_floor)
+
+    def best_of(self, peer: str) -> tuple[str, Timing] | None:
+        """The fastest variant of a peer and its timing."""
+        mine = [(name, timing) for name, timing in self.times.items() if name.split()[0] == peer]
+        return min(mine, key=lambda pair: pair[1].median, default=None)
+
+    @property
+    def best_peer(self) -> tuple[str, Timing] | None:
+        others = [(n, t) for n, t in self.times.items() if n.split()[0] != OURS]
+        return min(others, key=lambda pair: pair[1].median, default=None)
+
+
+# ---- racing ----
+
+
+def check(contender: Contender, y: np.ndarray, dx: np.ndarray) -> None:
+    """Raises when a contender's results are not ours: then it was set up for other work.
+
+    The tolerance separates another function, layout or padding from another rounding.
+    """
+    found_y, found_dx = contender.result()
+    for word, found, expected in (("y", found_y, y), ("dx", found_dx, dx)):
+        if found is not None:
+            np.testing.assert_allclose(
+                found, expected, rtol=1e-4, atol=2e-5, err_msg=f"{contender.name}: {word} not ours"
+            )
+
+
+def race(timers: dict[str, Timer], run: Run) -> dict[str, Timing]:
+    """Times every contender in several rounds, each round starting with another one.
+
+    Before each slice there is a pause, because OpenMP threads of the peers spin for a while after
+    a call and would sit on a core of the next contender, and then one call that does not count.
+    """
+    names = list(timers)
+    repeats = {name: _repeats(timer, run.slice_seconds) for name, timer in timers.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(run.rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(run.pause_seconds)
+            timers[name].timeit(1)
+            seconds[name].append(timers[name].timeit(repeats[name]) / repeats[name])
+    return {name: Timing.of(values) for name, values in seconds.items()}
+
+
+def _repeats(timer: Timer, slice_seconds: float) -> int:
+    """Calls that fill a slice; the first call is left out because it may compile something."""
+    timer.timeit(1)
+    count = 1
+    while (seconds := timer.timeit(count)) < slice_seconds / 4:
+        count *= 4
+    return max(1, round(slice_seconds / seconds * count))
+
+
+def race_entries(family: str, entries: list[Entry], run: Run) -> Iterator[Row]:
+    """Rows of all phases of all entries."""
+    limits = ceilings(run.threads, {e.work(p).sweep for e in entries for p in PHASES})
+    for entry in entries:
+        yield from _race_entry(family, entry, limits, run)
+
+
+def _race_entry(family: str, entry: Entry, limits: "Ceilings | None", run: Run) -> Iterator[Row]:
+    contenders = entry.contenders()
+    y, dx = contenders[0].result()
+    for contender in contenders[1:]:
+        check(contender, y, dx)
+    for phase in PHASES:
+        timers = {c.name: Timer(c.step(phase)) for c in contenders if c.step(phase)}
+        floors = floors_of(entry.work(phase), limits)
+        yield Row(family, entry.name, phase, run.threads, race(timers, run), *floors)
+
+
+# ---- floors ----
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What ceilings.cpp measured: values per second, and seconds per "read:written"."""
+
+    fma: float
+    sweeps: dict[str, dict[str, float]] = field(repr=False)
+
+
+def ceilings(threads: int, sweeps: Iterable[str]) -> Ceilings | None:
+    """Measures this machine with so many threads; None without a compiler."""
+    program = build("ceilings.cpp", "ceilings", ["-O3", "-march=native", "-fopenmp"])
+    if program is None:
+        return None
+    output = subprocess.check_output([program, str(threads), *sorted(sweeps)], text=True)
+    return Ceilings(**json.loads(output))
+
+
+def floors_of(work: Work, limits: Ceilings | None) -> tuple[float | None, float | None]:
+    """Seconds below which nobody gets: for the bytes, and for the operations."""
+    if limits is None:
+        return None, None
+    return min(limits.sweeps[work.sweep].values()), work.operations / limits.fma
+
+
+# ---- native helpers ----
+
+
+def build(source: str, name: str, flags: list[str]) -> Path | None:
+    """Compiles a source beside this file into build/benchmarks, once per source, flags and CPU.
+
+    None when there is no compiler; a source that does not compile raises.
+    """
+    compiler = shutil.which("gcc" if source.endswith(".c") else "g++")
+    if compiler is None:
+        return None
+    path = HERE / source
+    key = path.read_text() + repr(flags) + cpu_name()
+    target = BUILD / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if not target.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        standard = "-std=c11" if source.endswith(".c") else "-std=c++20"
+        unfinished = target.with_suffix(".tmp")
+        subprocess.run([compiler, standard, path, *flags, "-o", unfinished], check=True)
+        unfinished.replace(target)
+    return target
+
+
+def cpu_name() -> str:
+    """The processor as it calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+# ---- printing ----
+
+
+def duration(seconds: float | None) -> str:
+    """Three digits and a unit."""
+    if seconds is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def factor(numerator: float, denominator: float | None) -> str:
+    return "-" if not denominator else f"{numerator / denominator:.2f}x"
+
+
+def header(peers: Iterable[str]) -> str:
+    """The line above the rows. A peer's cell is its fastest variant and its time over ours."""
+    words = [f"{'case':44}", f"{'phase':8}", "thr", f"{'ours':>8}", "spread"]
+    words += [f"{peer:>17}" for peer in peers]
+    words += [f"{'best/ours':>9}", f"{'bytes':>8}", f"{'ops':>8}", f"{'ours/floor':>10}"]
+    words += ["best peer"]
+    return "  ".join(words)
+
+
+def line(row: Row, peers: Iterable[str]) -> str:
+    """One row under that header."""
+    best_ours = row.best_of(OURS)
+    ours = best_ours[1] if best_ours else None
+    words = [f"{row.case:44}", f"{row.phase:8}", f"{row.threads:3}"]
+    words += [f"{duration(ours and ours.median):>8}", f"{_percent(ours):>6}"]
+    for peer in peers:
+        found = row.best_of(peer)
+        ratio = f" ({factor(found[1].median, ours and ours.median)})" if found else ""
+        words += [f"{duration(found and found[1].median) + ratio:>17}"]
+    best = row.best_peer
+    words += [f"{factor(best[1].median, ours and ours.median) if best else '-':>9}"]
+    words += [f"{duration(row.byte_floor):>8}", f"{duration(row.operation_floor):>8}"]
+    words += [f"{factor(ours.median, row.floor) if ours else '-':>10}"]
+    words += [best[0] if best else "-"]
+    return "  ".join(words)
+
+
+def _percent(timing: Timing | None) -> str:
+    return "-" if timing is None else f"{100 * timing.spread:.0f}%"
+
+
+def say(text: str) -> None:
+    """Progress and remarks go beside the table, not into it."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,33 @@
+"""The libraries we measure ourselves against. Each is optional and has one module here with
+
+    VERSIONS: name -> version
+    pooling(case, x, dy, compiled) -> contenders
+    activation(case, x, dy, compiled) -> contenders
+
+where case is one of tests/cases, and x and dy are NumPy arrays. A module raises ImportError when
+its library is not installed. `compiled` asks for slow-to-build variants too.
+"""
+
+import importlib
+from types import ModuleType
+
+MODULES = {"torch": "pytorch", "onednn": "onednn", "jax": "jax_cpu", "numpy": "plain_numpy"}
+
+
+def load(names: list[str]) -> tuple[dict[str, ModuleType], dict[str, str]]:
+    """The peers that are here, and why the others are not."""
+    present, absent = {}, {}
+    for name in names:
+        try:
+            present[name] = importlib.import_module(f"{__name__}.{MODULES[name]}")
+        except ImportError as reason:
+            absent[name] = str(reason).splitlines()[0]
+    return present, absent
+
+
+def padding_pair(case) -> tuple[int, int]:
+    """(vertical, horizontal) for libraries that pad both ends alike."""
+    (up, down), (left, right) = case.padding
+    if up != down or left != right:
+        raise ValueError(f"{case}: this peer pads both ends alike")
+    return up, left

@@ -1,0 +1,77 @@
+"""NumPy, where one expression does it: what somebody writes without a library."""
+
+import math
+
+import numpy as np
+
+from benchmarks.harness import Contender
+
+VERSIONS = {"numpy": np.__version__}
+
+
+def pooling(case, x, dy, compiled):
+    """Windows side by side only, and forward only: the rest is no one-liner."""
+    n, c, h, w = x.shape
+    side_by_side = case.kernel == case.stride and not any(map(any, case.padding))
+    if not side_by_side or h % case.kernel[0] or w % case.kernel[1]:
+        return []
+    windows = x.reshape(n, c, h // case.kernel[0], case.kernel[0], -1, case.kernel[1])
+    reduce = np.max if case.function == "max" else np.mean
+    y = np.empty_like(dy)
+
+    def forward():
+        return reduce(windows, axis=(3, 5), out=y)
+
+    return [Contender("numpy", forward, None, lambda: (forward(), None))]
+
+
+def activation(case, x, dy, compiled):
+    if case.function not in _ACTIVATIONS:
+        return []
+    forward, backward = _ACTIVATIONS[case.function]
+    y = forward(x)
+    return [
+        Contender(
+            "numpy",
+            lambda: forward(x),
+            lambda: backward(x, y, dy),
+            lambda: (forward(x), backward(x, y, dy)),
+        )
+    ]
+
+
+def _sigmoid(x):
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def _silu_backward(x, y, dy):
+    s = _sigmoid(x)
+    return dy * s * (1.0 + x * (1.0 - s))
+
+
+_A, _B = math.sqrt(2.0 / math.pi), 0.044715
+
+
+def _gelu_tanh(x):
+    return 0.5 * x * (1.0 + np.tanh(_A * (x + _B * x * x * x)))
+
+
+def _gelu_tanh_backward(x, y, dy):
+    t = np.tanh(_A * (x + _B * x * x * x))
+    return dy * 0.5 * (1.0 + t + x * (1.0 - t * t) * _A * (1.0 + 3.0 * _B * x * x))
+
+
+# forward(x), backward(x, y, dy). NumPy has no erf, so the exact GELU is absent.
+_ACTIVATIONS = {
+    "rectified_linear": (lambda x: np.maximum(x, 0.0), lambda x, y, dy: dy * (y > 0.0)),
+    "tanh": (np.tanh, lambda x, y, dy: dy * (1.0 - y * y)),
+    "sigmoid": (_sigmoid, lambda x, y, dy: dy * (y * (1.0 - y))),
+    "silu": (lambda x: x * _sigmoid(x), _silu_backward),
+    "gelu_approximation": (_gelu_tanh, _gelu_tanh_backward),
+    "softmax": (_softmax, lambda x, y, dy: y * (dy - (dy * y).sum(axis=-1, keepdims=True))),
+}

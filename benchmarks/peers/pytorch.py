@@ -1,0 +1,161 @@
+"""PyTorch: eager autograd in both memory layouts, and its raw operations with preallocated outputs.
+
+Autograd allocates its results, as training does; the raw operations ("out=") do not, so that
+allocation is no excuse.
+"""
+
+import os
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.harness import Contender
+from benchmarks.peers import padding_pair
+
+VERSIONS = {"torch": torch.__version__}
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+aten = torch.ops.aten
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+def pooling(case, x, dy, compiled):
+    """Contenders for max and average pooling."""
+    contenders = []
+    for layout, memory_format in LAYOUTS.items():
+        tx = torch.from_numpy(x).contiguous(memory_format=memory_format)
+        tdy = torch.from_numpy(dy).contiguous(memory_format=memory_format)
+        contenders += _autograd(layout, _pooling_function(case), tx, tdy, compiled)
+        raw = _raw_max if case.function == "max" else _raw_average
+        contenders.append(raw(f"torch {layout} out=", case, tx, tdy))
+    return contenders
+
+
+def activation(case, x, dy, compiled):
+    """Contenders for the activations of the case list."""
+    tx, tdy = torch.from_numpy(x), torch.from_numpy(dy)
+    function, forward, backward = _ACTIVATIONS[case.function]
+    y, dx = torch.empty_like(tx), torch.empty_like(tx)
+    forward(tx, y)
+    raw = Contender(
+        "torch out=",
+        lambda: forward(tx, y),
+        lambda: backward(tx, y, tdy, dx),
+        lambda: _both(forward(tx, y), backward(tx, y, tdy, dx)),
+    )
+    return [*_autograd("eager", function, tx, tdy, compiled), raw]
+
+
+def _autograd(variant, function, x, dy, compiled):
+    """Eager training steps, and with `compiled` the same through torch.compile.
+
+    retain_graph keeps what forward saved, so that backward can be timed alone.
+    """
+    x = x.detach().requires_grad_()
+    functions = {variant: function}
+    if compiled:
+        functions[f"{variant} compiled"] = torch.compile(function, dynamic=False, fullgraph=True)
+    return [_autograd_contender(f"torch {name}", f, x, dy) for name, f in functions.items()]
+
+
+def _autograd_contender(name, function, x, dy):
+    y = function(x)
+    return Contender(
+        name,
+        lambda: function(x),
+        lambda: torch.autograd.grad(y, x, dy, retain_graph=True),
+        lambda: _both(y.detach(), torch.autograd.grad(y, x, dy, retain_graph=True)[0]),
+        both=lambda: torch.autograd.grad(function(x), x, dy),
+    )
+
+
+def _both(y, dx):
+    """y and dx in plain order."""
+    return y.contiguous().numpy(), dx.contiguous().numpy()
+
+
+def _pooling_function(case):
+    padding = padding_pair(case)
+    if case.function == "max":
+        return lambda x: F.max_pool2d(x, case.kernel, case.stride, padding)
+    return lambda x: F.avg_pool2d(x, case.kernel, case.stride, padding, count_include_pad=True)
+
+
+def _raw_max(name, case, x, dy):
+    window = (case.kernel, case.stride, padding_pair(case), (1, 1), False)
+    y, dx = torch.empty_like(dy), torch.empty_like(x)
+    indices = torch.empty_like(dy, dtype=torch.int64)
+
+    def forward():
+        aten.max_pool2d_with_indices.out(x, *window, out=y, indices=indices)
+
+    def backward():
+        aten.max_pool2d_with_indices_backward.grad_input(dy, x, *window, indices, grad_input=dx)
+
+    def result():
+        forward()
+        backward()
+        return _both(y, dx)
+
+    forward()
+    return Contender(name, forward, backward, result)
+
+
+def _raw_average(name, case, x, dy):
+    window = (case.kernel, case.stride, padding_pair(case), False, True, None)
+    y, dx = torch.empty_like(dy), torch.empty_like(x)
+
+    def forward():
+        aten.avg_pool2d.out(x, *window, out=y)
+
+    def backward():
+        aten.avg_pool2d_backward.grad_input(dy, x, *window, grad_input=dx)
+
+    def result():
+        forward()
+        backward()
+        return _both(y, dx)
+
+    return Contender(name, forward, backward, result)
+
+
+# function for autograd; raw forward(x, y); raw backward(x, y, dy, dx), which returns dx
+_ACTIVATIONS = {
+    "rectified_linear": (
+        F.relu,
+        lambda x, y: torch.clamp_min(x, 0.0, out=y),
+        lambda x, y, dy, dx: aten.threshold_backward.grad_input(dy, y, 0.0, grad_input=dx),
+    ),
+    "tanh": (
+        torch.tanh,
+        lambda x, y: torch.tanh(x, out=y),
+        lambda x, y, dy, dx: aten.tanh_backward.grad_input(dy, y, grad_input=dx),
+    ),
+    "sigmoid": (
+        torch.sigmoid,
+        lambda x, y: torch.sigmoid(x, out=y),
+        lambda x, y, dy, dx: aten.sigmoid_backward.grad_input(dy, y, grad_input=dx),
+    ),
+    "gelu": (
+        F.gelu,
+        lambda x, y: aten.gelu.out(x, out=y),
+        lambda x, y, dy, dx: aten.gelu_backward.grad_input(dy, x, grad_input=dx),
+    ),
+    "gelu_approximation": (
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda x, y: aten.gelu.out(x, approximate="tanh", out=y),
+        lambda x, y, dy, dx: aten.gelu_backward.grad_input(
+            dy, x, approximate="tanh", grad_input=dx
+        ),
+    ),
+    "silu": (
+        F.silu,
+        lambda x, y: aten.silu.out(x, out=y),
+        lambda x, y, dy, dx: aten.silu_backward.grad_input(dy, x, grad_input=dx),
+    ),
+    "softmax": (
+        lambda x: F.softmax(x, dim=-1),
+        lambda x, y: aten._softmax.out(x, -1, False, out=y),
+        lambda x, y, dy, dx: aten._softmax_backward_data.out(dy, y, -1, dy.dtype, grad_input=dx),
+    ),
+}
