@@ -73,14 +73,17 @@ size_t size_of_axis(const Layout& layout, size_t axis) {
 // faster axes reach. Axes of extent 1 do not move and do not count.
 bool steps_apart(size_t count, const size_t* extent, const size_t* stride) {
   size_t order[BNNS_MAX_TENSOR_DIMENSION + 1];
-  for (size_t k = 0; k < count; ++k) order[k] = k;
-  std::sort(order, order + count, [&](size_t a, size_t b) { return stride[a] < stride[b]; });
-  size_t reach = 0;
-  for (size_t k = 0; k < count; ++k) {
-    size_t axis = order[k];
+  size_t moving = 0;
+  for (size_t axis = 0; axis < count; ++axis) {
     if (extent[axis] == 1) continue;
-    if (stride[axis] <= reach) return false;
-    reach += (extent[axis] - 1) * stride[axis];  // cannot overflow: part of the checked span
+    size_t place = moving++;
+    for (; place > 0 && stride[order[place - 1]] > stride[axis]; --place) order[place] = order[place - 1];
+    order[place] = axis;
+  }
+  size_t reach = 0;
+  for (size_t k = 0; k < moving; ++k) {
+    if (stride[order[k]] <= reach) return false;
+    reach += (extent[order[k]] - 1) * stride[order[k]];  // cannot overflow: part of the checked span
   }
   return true;
 }
@@ -115,7 +118,7 @@ int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char
   if (!layout) return fail("%s: expected a known layout; got 0x%x", argument, static_cast<unsigned>(descriptor.layout));
   if (!is_known(descriptor.data_type))
     return fail("%s: expected a known data type; got 0x%x", argument, static_cast<unsigned>(descriptor.data_type));
-  View v;
+  View& v = *view;
   v.rank = layout->rank;
   v.layout = descriptor.layout;
   v.type = descriptor.data_type;
@@ -162,7 +165,6 @@ int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char
     return fail("%s: expected a size that can be addressed; the number of bytes overflows", argument);
   if (access == Access::write && !steps_apart(v.rank, v.extent, v.stride))
     return fail("%s: expected strides that keep values apart; got overlapping ones", argument);
-  *view = v;
   return 0;
 }
 

@@ -10,11 +10,12 @@ namespace obn {
 enum class Access { read, write };  // what is written must not overlap itself
 
 // Axes are kept fastest first: extent[k] and stride[k] (in values, resolved, never 0) belong together for every layout.
+// Entries from rank on are not set: clearing them took half of a small backward call.
 struct View {
   size_t rank = 0;
-  size_t extent[BNNS_MAX_TENSOR_DIMENSION] = {};
-  size_t stride[BNNS_MAX_TENSOR_DIMENSION] = {};
-  size_t axis_of_size[BNNS_MAX_TENSOR_DIMENSION] = {};  // size[i] is extent[axis_of_size[i]]
+  size_t extent[BNNS_MAX_TENSOR_DIMENSION];
+  size_t stride[BNNS_MAX_TENSOR_DIMENSION];
+  size_t axis_of_size[BNNS_MAX_TENSOR_DIMENSION];       // size[i] is extent[axis_of_size[i]]
   size_t count = 0;                                     // values in one sample
   size_t span = 0;                                      // 1 + Σ (extent-1)·stride: values from the first to the last
   size_t packed_batch = 0;                              // batch stride that 0 stands for: stride·extent of the slowest axis
@@ -36,7 +37,8 @@ const char* name_of(BNNSDataLayout layout);
 
 // Fills *view from the descriptor. `argument` is the word used in the sentence ("input", "output", "bias", …).
 // Refuses unknown layouts and types, zero extents, decreasing strides, sizes that overflow, indexed types without a
-// table, and (Access::write) strides that make values overlap. Does not require data. Returns 0 or -1.
+// table, and (Access::write) strides that make values overlap. Does not require data. Returns 0 or -1; then *view is
+// not to be used.
 int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, View* view);
 
 // A view over a batch, checked against memory: `data` not NULL, aligned to the element, the whole span addressable.

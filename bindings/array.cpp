@@ -1,0 +1,371 @@
+#include "array.h"
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace obn::door {
+
+State* state_of(PyObject* module) { return static_cast<State*>(PyModule_GetState(module)); }
+
+bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected) {
+  if (got == expected) return true;
+  PyErr_Format(PyExc_TypeError, "%s takes %zd arguments; got %zd", function, expected, got);
+  return false;
+}
+
+// ---- operands ----
+
+namespace {
+
+// The numbers of a tuple; false with an exception when there are more than `room` or one does not fit.
+template <class Number>
+bool read_numbers(PyObject* tuple, Number* numbers, Py_ssize_t room, Py_ssize_t* count) {
+  *count = PyTuple_Size(tuple);
+  if (*count < 0) return false;
+  if (*count > room) {
+    PyErr_Format(PyExc_ValueError, "expected at most %zd axes; got %zd", room, *count);
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < *count; ++i) {
+    Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(tuple, i));
+    if (number == -1 && PyErr_Occurred()) return false;
+    numbers[i] = static_cast<Number>(number);
+  }
+  return true;
+}
+
+}  // namespace
+
+bool Operand::parse(PyObject* tuple) {
+  PyObject *spec_object, *sizes, *steps, *array_shape, *array_strides, *dtype_object, *public_dtype_object,
+      *table_object;
+  unsigned layout, type, table_type;
+  const char* letters;
+  int is_packed;
+  float scale, offset;
+  if (!PyArg_ParseTuple(tuple, "OIOOIsnOOpOOOIff:operand", &spec_object, &layout, &sizes, &steps, &type, &letters,
+                        &itemsize, &array_shape, &array_strides, &is_packed, &dtype_object, &public_dtype_object,
+                        &table_object, &table_type, &scale, &offset))
+    return false;
+  Py_ssize_t count;
+  if (!read_numbers(sizes, descriptor.size, BNNS_MAX_TENSOR_DIMENSION, &count) ||
+      !read_numbers(steps, descriptor.stride, BNNS_MAX_TENSOR_DIMENSION, &count) ||
+      !read_numbers(array_strides, strides, BNNS_MAX_TENSOR_DIMENSION, &count) ||
+      !read_numbers(array_shape, shape, BNNS_MAX_TENSOR_DIMENSION, &rank))
+    return false;
+  if (count != rank || itemsize < 1 || std::strlen(letters) >= sizeof kinds) {
+    PyErr_SetString(PyExc_ValueError, "an operand does not agree with itself");
+    return false;
+  }
+  std::strcpy(kinds, letters);
+  descriptor.layout = static_cast<BNNSDataLayout>(layout);
+  descriptor.data_type = static_cast<BNNSDataType>(type);
+  descriptor.data_scale = scale;
+  descriptor.data_bias = offset;
+  bits = type & 0x7fff;
+  packed = is_packed;
+  items = 1;
+  for (Py_ssize_t k = 0; k < rank; ++k) items *= shape[k];  // ArraySpec made sure that it fits
+  if (table_object != Py_None) {
+    if (PyObject_GetBuffer(table_object, &table, PyBUF_SIMPLE) != 0) return false;
+    descriptor.table_data = table.buf;
+    descriptor.table_data_type = static_cast<BNNSDataType>(table_type);
+  }
+  spec = Py_NewRef(spec_object);
+  dtype = Py_NewRef(dtype_object);
+  public_dtype = public_dtype_object == Py_None ? nullptr : Py_NewRef(public_dtype_object);
+  return true;
+}
+
+void Operand::release() {
+  Py_CLEAR(spec);
+  Py_CLEAR(dtype);
+  Py_CLEAR(public_dtype);
+  PyBuffer_Release(&table);
+}
+
+// ---- filters ----
+
+bool FilterObject::enter() {
+  if (state.fetch_add(2) & 1) {
+    leave();
+    return false;
+  }
+  return true;
+}
+
+void FilterObject::leave() {
+  if (state.fetch_sub(2) == 3) close();  // closed, and this was the last one inside
+}
+
+void FilterObject::close() {
+  if (state.fetch_or(1) >> 1) return;  // still in use: leave() comes back here
+  BNNSFilter last = handle.exchange(nullptr);
+  if (!last) return;
+  BNNSFilterDestroy(last);
+  while (held_count > 0) PyBuffer_Release(&held[--held_count]);
+}
+
+// ---- calls ----
+
+Call::Call(PyObject* module, PyObject* filter, Family family) : state_(state_of(module)) {
+  if (!PyObject_TypeCheck(filter, state_->filter_type) ||
+      static_cast<FilterObject*>(filter)->family != family) {
+    PyErr_SetString(PyExc_TypeError, "expected a filter of this family");
+    return;
+  }
+  auto* candidate = static_cast<FilterObject*>(filter);
+  if (!candidate->enter()) {
+    PyErr_Format(state_->layer_apply_error, "[%U] layer: expected an open layer; got a closed one", candidate->name);
+    return;
+  }
+  filter_ = candidate;
+  name_ = candidate->name;
+  ok_ = true;
+}
+
+Call::Call(PyObject* module, PyObject* name) : state_(state_of(module)), name_(name), ok_(true) {}
+
+Call::~Call() {
+  if (filter_) filter_->leave();
+}
+
+bool Call::fail() const {
+  PyErr_Format(state_->layer_apply_error, "[%U] %s", name_, obn_last_error());
+  return false;
+}
+
+// ---- arrays ----
+
+namespace {
+
+// The letter of NumPy's dtype.kind for a buffer's format, 0 for anything that is no plain native number.
+char kind_of(const char* format) {
+  if (!format) return 'u';  // the buffer protocol's default: unsigned bytes
+  constexpr char kNative = std::endian::native == std::endian::little ? '<' : '>';
+  if (*format == '@' || *format == '=' || *format == kNative) ++format;
+  if (format[0] == 0 || format[1] != 0) return 0;
+  switch (format[0]) {
+    case 'e': case 'f': case 'd': return 'f';
+    case 'b': case 'h': case 'i': case 'l': case 'q': return 'i';
+    case 'B': case 'H': case 'I': case 'L': case 'Q': return 'u';
+    case '?': return 'b';
+    default: return 0;
+  }
+}
+
+const char* word_of(Use use) {
+  switch (use) {
+    case Use::read: return "read";
+    case Use::write: return "write";
+    case Use::share: return "share";
+  }
+  return "read";
+}
+
+}  // namespace
+
+Array::~Array() {
+  release();
+  Py_XDECREF(stand_in_);
+  Py_XDECREF(result_);
+}
+
+void Array::release() {
+  if (exposed_) PyBuffer_Release(&buffer_);
+  exposed_ = false;
+}
+
+bool Array::expose(PyObject* object, Use use) {
+  if (!PyObject_CheckBuffer(object)) return false;
+  if (PyObject_GetBuffer(object, &buffer_, use == Use::write ? PyBUF_RECORDS : PyBUF_RECORDS_RO) != 0) {
+    PyErr_Clear();  // read-only, or a type NumPy cannot name: the slow way finds the words
+    return false;
+  }
+  exposed_ = true;
+  return true;
+}
+
+bool Array::fits(const Operand& operand, Strides strides, Batched batched, Py_ssize_t batch) {
+  lead_ = batched == Batched::yes;
+  if (buffer_.itemsize != operand.itemsize || buffer_.ndim != operand.rank + lead_) return false;
+  char kind = kind_of(buffer_.format);
+  if (!kind || !std::strchr(operand.kinds, kind)) return false;
+  if (lead_ && batch >= 0 && buffer_.shape[0] != batch) return false;
+  const Py_ssize_t* shape = buffer_.shape + lead_;
+  for (Py_ssize_t k = 0; k < operand.rank; ++k)
+    if (shape[k] != operand.shape[k]) return false;
+
+  data_ = buffer_.buf;
+  batch_stride_ = 0;
+  own_strides_ = strides == Strides::any && operand.bits >= 8;
+  if (buffer_.len == 0) return true;
+  if (reinterpret_cast<uintptr_t>(data_) % static_cast<size_t>(operand.itemsize) != 0) return false;
+  const Py_ssize_t* steps = buffer_.strides + lead_;
+  Py_ssize_t faster = 1;
+  for (Py_ssize_t k = operand.rank; k-- > 0;) {
+    if (shape[k] == 1) continue;
+    if (!own_strides_) {
+      if (steps[k] != operand.strides[k]) return false;
+    } else {
+      if (steps[k] < faster || steps[k] % operand.itemsize != 0) return false;
+      faster = steps[k];
+    }
+  }
+  if (lead_ && buffer_.shape[0] > 1) {
+    Py_ssize_t step = buffer_.strides[0];
+    if (step <= 0 || step * 8 % operand.bits != 0) return false;
+    batch_stride_ = static_cast<size_t>(step * 8 / operand.bits);
+  }
+  return true;
+}
+
+bool Array::take(Call& call, PyObject* object, const Operand& operand, const char* name, Use use, Strides strides,
+                 Batched batched) {
+  if (!expose(object, use) || !fits(operand, strides, batched, call.batch)) {
+    release();
+    Py_ssize_t batch = batched == Batched::yes ? call.batch : -2;
+    stand_in_ = PyObject_CallFunction(call.state()->conform, "OsOOssni", call.name(), name, object, operand.spec,
+                                      operand.kinds, word_of(use), batch, static_cast<int>(strides == Strides::any));
+    if (!stand_in_) return false;
+    if (!expose(stand_in_, use) || !fits(operand, strides, batched, call.batch)) {
+      PyErr_Format(PyExc_SystemError, "[%U] %s: conform gave an array that does not fit", call.name(), name);
+      return false;
+    }
+  }
+  result_ = Py_NewRef(object);
+  if (batched == Batched::yes) call.batch = buffer_.shape[0];
+  return true;
+}
+
+bool Array::take_optional(Call& call, PyObject* object, const Operand& operand, const char* name, Use use) {
+  return object == Py_None || take(call, object, operand, name, use);
+}
+
+bool Array::make(Call& call, const Operand& operand, Batched batched) {
+  State* state = call.state();
+  bool has_batch = batched == Batched::yes;
+  PyObject* array;
+  if (operand.packed) {
+    PyObject* shape = PyTuple_New(operand.rank + has_batch);
+    if (!shape) return false;
+    if (has_batch) PyTuple_SetItem(shape, 0, PyLong_FromSsize_t(call.batch));
+    for (Py_ssize_t k = 0; k < operand.rank; ++k)
+      PyTuple_SetItem(shape, k + has_batch, PyLong_FromSsize_t(operand.shape[k]));
+    array = PyErr_Occurred() ? nullptr : PyObject_CallFunctionObjArgs(state->empty, shape, operand.dtype, nullptr);
+    Py_DECREF(shape);
+  } else {
+    array = PyObject_CallFunction(state->allocate, "On", operand.spec, has_batch ? call.batch : Py_ssize_t{-1});
+  }
+  if (!array) return false;
+  if (!expose(array, Use::write) || !fits(operand, Strides::as_operand, batched, call.batch)) {
+    PyErr_Format(PyExc_SystemError, "[%U] a new array does not fit", call.name());
+    Py_DECREF(array);
+    return false;
+  }
+  if (operand.public_dtype) {
+    PyObject* view = PyObject_CallMethod(array, "view", "O", operand.public_dtype);
+    Py_DECREF(array);
+    if (!view) return false;
+    array = view;
+  }
+  result_ = array;
+  return true;
+}
+
+bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name) {
+  return object == Py_None ? make(call, operand) : take(call, object, operand, name, Use::write);
+}
+
+BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
+  BNNSNDArrayDescriptor descriptor = operand.descriptor;
+  descriptor.data = data_;
+  if (!own_strides_) return descriptor;
+  size_t faster = 1;
+  for (Py_ssize_t k = 0; k < operand.rank; ++k) {  // fastest first; an axis that never moves takes no step back
+    Py_ssize_t axis = operand.rank - 1 - k;
+    if (operand.shape[axis] != 1 && buffer_.len != 0)
+      faster = static_cast<size_t>(buffer_.strides[lead_ + axis] / operand.itemsize);
+    descriptor.stride[k] = faster;
+  }
+  return descriptor;
+}
+
+void Array::give_to(FilterObject* filter) {
+  filter->held[filter->held_count++] = buffer_;
+  exposed_ = false;
+}
+
+bool Target::take(Call& call, PyObject* target, const Operand& operand, const char* name, bool accumulate, bool exists,
+                  Batched batched) {
+  if (target == Py_None || target == Py_False) return true;
+  if (target == Py_True) {
+    if (!exists) return true;
+    if (!array_.make(call, operand, batched)) return false;
+  } else if (!array_.take(call, target, operand, name, Use::write, Strides::any, batched)) {
+    return false;
+  }
+  descriptor_ = array_.describe(operand);
+  if (accumulate) descriptor_.flags = BNNSNDArrayFlagBackpropAccumulate;
+  wanted_ = true;
+  return true;
+}
+
+// ---- creation ----
+
+NewFilter::NewFilter(Call& call, Family family) : call_(call) {
+  PyObject* object = PyType_GenericAlloc(call.state()->filter_type, 0);  // all zero
+  filter_ = static_cast<FilterObject*>(object);
+  if (!filter_) return;
+  filter_->state.store(1);
+  filter_->family = family;
+  filter_->name = Py_NewRef(call.name());
+}
+
+NewFilter::~NewFilter() { Py_XDECREF(filter_); }
+
+bool NewFilter::parse_operands(PyObject* const* tuples, int count) {
+  if (!filter_) return false;
+  for (int i = 0; i < count; ++i)
+    if (!filter_->operands[i].parse(tuples[i])) return false;
+  return true;
+}
+
+PyObject* NewFilter::open(BNNSFilter handle) {
+  if (!handle)
+    return PyErr_Format(call_.state()->layer_creation_error, "[%U] %s", call_.name(), obn_last_error());
+  filter_->handle.store(handle);
+  filter_->state.store(0);
+  return std::exchange(filter_, nullptr);
+}
+
+namespace {
+
+// Keeps a buffer of int32 values with the filter; None gives NULL. False with an exception.
+bool hold_int32(FilterObject* filter, PyObject* object, const int32_t** data) {
+  *data = nullptr;
+  if (object == Py_None) return true;
+  Py_buffer* buffer = &filter->held[filter->held_count];
+  if (PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE) != 0) return false;
+  ++filter->held_count;
+  *data = static_cast<const int32_t*>(buffer->buf);
+  return true;
+}
+
+}  // namespace
+
+bool parse_activation(PyObject* tuple, FilterObject* filter, BNNSActivation* activation) {
+  unsigned function;
+  PyObject *scales, *offsets, *shifts;
+  if (!PyArg_ParseTuple(tuple, "IffiiiOOO:activation", &function, &activation->alpha, &activation->beta,
+                        &activation->iscale, &activation->ioffset, &activation->ishift, &scales, &offsets, &shifts))
+    return false;
+  activation->function = static_cast<BNNSActivationFunction>(function);
+  return hold_int32(filter, scales, &activation->iscale_per_channel) &&
+         hold_int32(filter, offsets, &activation->ioffset_per_channel) &&
+         hold_int32(filter, shifts, &activation->ishift_per_channel);
+}
+
+}  // namespace obn::door

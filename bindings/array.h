@@ -1,0 +1,215 @@
+// The door between Python objects and the C interface: arrays become pointers and descriptors without copying, a
+// failed call becomes an exception. Nothing here knows a layer; the families' files hold the calls.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <atomic>
+#include <cstddef>
+
+#include "openbnns/bnns.h"
+#include "openbnns/openbnns.h"
+
+namespace obn::door {
+
+// What the module keeps: looked up once, when it is imported.
+struct State {
+  PyTypeObject* filter_type;
+  PyTypeObject* parameter_type;
+  PyObject* conform;               // openbnns._spec.conform
+  PyObject* allocate;              // openbnns._spec.allocate
+  PyObject* empty;                 // numpy.empty
+  PyObject* itemsize;              // the word, interned: a new string per look-up would fill the interpreter's cache
+  PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
+  PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
+};
+
+State* state_of(PyObject* module);
+
+// One sample as arrays have to show it behind their batch axis. Made from the tuple of ArraySpec._operand.
+struct Operand {
+  BNNSNDArrayDescriptor descriptor;  // without data; its table lives as long as `table`
+  Py_ssize_t rank;
+  Py_ssize_t shape[BNNS_MAX_TENSOR_DIMENSION];    // slowest first, as in NumPy
+  Py_ssize_t strides[BNNS_MAX_TENSOR_DIMENSION];  // in bytes
+  Py_ssize_t items;                               // product of the shape
+  Py_ssize_t itemsize;
+  Py_ssize_t bits;        // width of one value; less than 8 for packed types
+  char kinds[4];          // acceptable buffers: f float, i signed, u unsigned, b bool
+  bool packed;
+  PyObject* spec;         // the ArraySpec, for the slow way and its messages
+  PyObject* dtype;        // for numpy.empty
+  PyObject* public_dtype; // what results are viewed as; NULL when it is `dtype`
+  Py_buffer table;        // obj NULL when there is none
+
+  // False with an exception. An operand that was never parsed is all zero.
+  bool parse(PyObject* tuple);
+  void release();
+};
+
+inline constexpr int kMaxOperands = 5;
+inline constexpr int kMaxHeld = 4;
+
+enum class Family { activation, pooling };
+
+// A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
+// it; whoever leaves last destroys the native filter.
+struct FilterObject : PyObject {
+  std::atomic<BNNSFilter> handle;
+  std::atomic<size_t> state;  // 2 · (calls and views under way) + (1 when closed)
+  Family family;
+  PyObject* name;  // the class, for messages
+  Operand operands[kMaxOperands];
+  Py_buffer held[kMaxHeld];  // memory of the caller that the native filter reads
+  int held_count;
+  unsigned flags;  // the family's own
+
+  bool enter();  // false when closed, without an exception
+  void leave();
+  void close();
+};
+
+// One call: the filter is entered for as long as this lives.
+class Call {
+ public:
+  Call(PyObject* module, PyObject* filter, Family family);  // exception and ok() false when the filter cannot be used
+  Call(PyObject* module, PyObject* name);                   // a direct function, without a filter
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  bool ok() const { return ok_; }
+  State* state() const { return state_; }
+  PyObject* name() const { return name_; }
+  unsigned flags() const { return filter_->flags; }
+  BNNSFilter handle() const { return filter_->handle.load(std::memory_order_relaxed); }
+  const Operand& operand(int i) const { return filter_->operands[i]; }
+
+  Py_ssize_t batch = -1;  // samples, once the first array has told
+
+  // Runs a native function on call.batch samples like `operand`, without the GIL when that is enough work to be worth
+  // it. False with LayerApplyError when it fails.
+  template <class Function>
+  bool run(const Operand& operand, const Function& function) const {
+    int status;
+    if (static_cast<size_t>(batch) * static_cast<size_t>(operand.items) > kItemsWorthReleasing) {
+      Py_BEGIN_ALLOW_THREADS
+      status = function();
+      Py_END_ALLOW_THREADS
+    } else {
+      status = function();
+    }
+    return status == 0 || fail();
+  }
+
+ private:
+  static constexpr size_t kItemsWorthReleasing = 4096;
+  bool fail() const;  // LayerApplyError with the library's sentence; false
+
+  State* state_;
+  FilterObject* filter_ = nullptr;
+  PyObject* name_ = nullptr;
+  bool ok_ = false;
+};
+
+enum class Use { read, write, share };      // share: a parameter that the filter keeps reading
+enum class Strides { as_operand, any };     // any: whatever the C interface can express
+enum class Batched { yes, no };
+
+// An argument held for the time of one call.
+class Array {
+ public:
+  Array() = default;
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array();
+
+  // Exposes the memory of `object`; goes through openbnns._spec.conform when it does not fit as it is. The first
+  // batched array of a call decides call.batch. False with an exception.
+  bool take(Call& call, PyObject* object, const Operand& operand, const char* name, Use use,
+            Strides strides = Strides::as_operand, Batched batched = Batched::yes);
+  // The same for an argument that may be None: then data() is NULL.
+  bool take_optional(Call& call, PyObject* object, const Operand& operand, const char* name, Use use);
+  // A new array of call.batch samples.
+  bool make(Call& call, const Operand& operand, Batched batched = Batched::yes);
+  // What the caller gets: `object` if it is an array, a new array if it is None.
+  bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name);
+
+  void* data() const { return data_; }
+  size_t batch_stride() const { return batch_stride_; }  // in values; 0 for a batch of one
+  PyObject* result() const { return Py_NewRef(result_ ? result_ : Py_None); }
+  // One sample with the strides of this array.
+  BNNSNDArrayDescriptor describe(const Operand& operand) const;
+  // Hands the buffer over to a filter that goes on reading it.
+  void give_to(FilterObject* filter);
+
+ private:
+  bool expose(PyObject* object, Use use);
+  bool fits(const Operand& operand, Strides strides, Batched batched, Py_ssize_t batch);
+  void release();
+
+  Py_buffer buffer_ = {};
+  bool exposed_ = false;
+  PyObject* result_ = nullptr;  // owned: what the caller passed, or what was allocated
+  PyObject* stand_in_ = nullptr;  // owned: what conform gave instead
+  void* data_ = nullptr;
+  size_t batch_stride_ = 0;
+  bool own_strides_ = false;  // the buffer's strides count, not the operand's
+  Py_ssize_t lead_ = 0;       // 1 when axis 0 is the batch
+};
+
+// A gradient that a backward call writes: True allocates it if it `exists`, an array receives it, None and False leave
+// it out.
+class Target {
+ public:
+  bool take(Call& call, PyObject* target, const Operand& operand, const char* name, bool accumulate, bool exists,
+            Batched batched = Batched::yes);
+  BNNSNDArrayDescriptor* descriptor() { return wanted_ ? &descriptor_ : nullptr; }
+  size_t batch_stride() const { return array_.batch_stride(); }
+  PyObject* result() const { return array_.result(); }
+
+ private:
+  Array array_;
+  BNNSNDArrayDescriptor descriptor_ = {};
+  bool wanted_ = false;
+};
+
+// A filter being made: closed, and dropped again unless it is opened.
+class NewFilter {
+ public:
+  NewFilter(Call& call, Family family);  // get() is NULL, with an exception, when there is no memory
+  NewFilter(const NewFilter&) = delete;
+  NewFilter& operator=(const NewFilter&) = delete;
+  ~NewFilter();
+
+  FilterObject* get() const { return filter_; }
+  FilterObject* operator->() const { return filter_; }
+  // The first `count` operands from their tuples; false with an exception.
+  bool parse_operands(PyObject* const* tuples, int count);
+  // The finished object for Python, or NULL with LayerCreationError when the native creator gave NULL.
+  PyObject* open(BNNSFilter handle);
+
+ private:
+  Call& call_;
+  FilterObject* filter_;
+};
+
+// The tuple of Activation._native: function, alpha, beta, iscale, ioffset, ishift and three int32 arrays or None, which
+// stay with the filter. False with an exception.
+bool parse_activation(PyObject* tuple, FilterObject* filter, BNNSActivation* activation);
+
+// TypeError unless a function got as many arguments as it has. Only our own Python files call these functions.
+bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
+
+// The families' methods, each list ended by an empty entry.
+extern PyMethodDef activation_methods[];
+extern PyMethodDef pooling_methods[];
+
+// METH_FASTCALL functions have a type of their own; the table wants this one.
+using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+inline PyCFunction as_method(FastCall function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+}  // namespace obn::door

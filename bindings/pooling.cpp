@@ -1,0 +1,156 @@
+// Calls of openbnns/pooling.py.
+#include "array.h"
+
+namespace obn::door {
+namespace {
+
+enum { kInput, kOutput, kBias, kIndices32, kIndices64 };  // operands
+enum { kHasBias = 1, kWritesIndices = 2, kReadsIndices = 4 };  // flags
+
+// name, input, output, bias spec, two index specs, bias or None, activation, function, (kh, kw), (sh, sw), (dh, dw),
+// (up, down, left, right), threads, copy_parameters
+PyObject* pooling_create(PyObject* module, PyObject* arguments) {
+  PyObject *name, *operands[kMaxOperands], *bias, *activation;
+  unsigned function;
+  Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right, threads;
+  int copy_parameters;
+  if (!PyArg_ParseTuple(arguments, "UOOOOOOOI(nn)(nn)(nn)(nnnn)np:pooling_create", &name, &operands[kInput],
+                        &operands[kOutput], &operands[kBias], &operands[kIndices32], &operands[kIndices64], &bias,
+                        &activation, &function, &kh, &kw, &sh, &sw, &dh, &dw, &up, &down, &left, &right, &threads,
+                        &copy_parameters))
+    return nullptr;
+  Call call(module, name);
+  NewFilter filter(call, Family::pooling);
+  if (!filter.parse_operands(operands, kMaxOperands)) return nullptr;
+
+  BNNSLayerParametersPooling layer = {};
+  if (!parse_activation(activation, filter.get(), &layer.activation)) return nullptr;
+  Array bias_array;
+  if (bias != Py_None) {
+    const Operand& operand = filter->operands[kBias];
+    if (!bias_array.take(call, bias, operand, "bias", copy_parameters ? Use::read : Use::share, Strides::any,
+                         Batched::no))
+      return nullptr;
+    layer.bias = bias_array.describe(operand);
+    if (!copy_parameters) bias_array.give_to(filter.get());
+    filter->flags |= kHasBias;
+  }
+  layer.i_desc = filter->operands[kInput].descriptor;
+  layer.o_desc = filter->operands[kOutput].descriptor;
+  layer.pooling_function = static_cast<BNNSPoolingFunction>(function);
+  layer.k_height = static_cast<size_t>(kh);
+  layer.k_width = static_cast<size_t>(kw);
+  layer.y_stride = static_cast<size_t>(sh);
+  layer.x_stride = static_cast<size_t>(sw);
+  layer.y_dilation_stride = static_cast<size_t>(dh);
+  layer.x_dilation_stride = static_cast<size_t>(dw);
+  layer.pad[0] = static_cast<size_t>(left);
+  layer.pad[1] = static_cast<size_t>(right);
+  layer.pad[2] = static_cast<size_t>(up);
+  layer.pad[3] = static_cast<size_t>(down);
+  if (layer.pooling_function == BNNSPoolingFunctionMax) filter->flags |= kWritesIndices;
+  if (layer.pooling_function == BNNSPoolingFunctionUnMax) filter->flags |= kReadsIndices;
+  BNNSFilterParameters options = {};
+  if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
+  options.n_threads = static_cast<size_t>(threads);
+  return filter.open(BNNSFilterCreateLayerPooling(&layer, &options));
+}
+
+// True for arrays of 8-byte items; anything else is taken for 32-bit indices, and refused later if it is not.
+bool is_wide(const Call& call, PyObject* indices) {
+  PyObject* itemsize = PyObject_GetAttr(indices, call.state()->itemsize);
+  bool wide = itemsize && PyLong_Check(itemsize) && PyLong_AsSsize_t(itemsize) == 8;
+  Py_XDECREF(itemsize);
+  PyErr_Clear();
+  return wide;
+}
+
+PyObject* refuse_indices(const Call& call, const char* argument, const char* expected) {
+  return PyErr_Format(call.state()->layer_apply_error, "[%U] %s: expected %s pooling to go with it; got another kind",
+                      call.name(), argument, expected);
+}
+
+// filter, x, out or None, indices or None, return_indices
+PyObject* pooling_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("pooling_apply", count, 5)) return nullptr;
+  Call call(module, arguments[0], Family::pooling);
+  if (!call.ok()) return nullptr;
+  unsigned flags = call.flags();
+  PyObject* given = arguments[3];
+  int wanted = PyObject_IsTrue(arguments[4]);
+  if (wanted < 0) return nullptr;
+  Array x, y, indices;
+  if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
+      !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
+    return nullptr;
+  bool wide = false;
+  if (given != Py_None) {
+    if (!(flags & (kWritesIndices | kReadsIndices))) return refuse_indices(call, "indices", "max or unmax");
+    wide = is_wide(call, given);
+    if (!indices.take(call, given, call.operand(wide ? kIndices64 : kIndices32), "indices",
+                      flags & kReadsIndices ? Use::read : Use::write))
+      return nullptr;
+  } else if (wanted) {
+    if (!(flags & kWritesIndices)) return refuse_indices(call, "return_indices", "max");
+    if (!indices.make(call, call.operand(kIndices32))) return nullptr;
+  }
+  size_t batch = static_cast<size_t>(call.batch);
+  if (!call.run(call.operand(kInput), [&] {
+        if (!indices.data())
+          return BNNSFilterApplyBatch(call.handle(), batch, x.data(), x.batch_stride(), y.data(), y.batch_stride());
+        return BNNSPoolingFilterApplyBatchEx(call.handle(), batch, x.data(), x.batch_stride(), y.data(),
+                                             y.batch_stride(), wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32,
+                                             indices.data(), indices.batch_stride());
+      }))
+    return nullptr;
+  if (!wanted) return y.result();
+  return Py_BuildValue("NN", y.result(), indices.result());
+}
+
+// filter, x or None, y or None, grad_output, indices or None, input_gradient, bias_gradient, accumulate (bit 0 input,
+// bit 1 bias)
+PyObject* pooling_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("pooling_backward", count, 8)) return nullptr;
+  Call call(module, arguments[0], Family::pooling);
+  if (!call.ok()) return nullptr;
+  unsigned flags = call.flags();
+  PyObject* given = arguments[4];
+  long accumulate = PyLong_AsLong(arguments[7]);
+  if (accumulate == -1 && PyErr_Occurred()) return nullptr;
+  Array x, y, dy, indices;
+  Target dx, db;
+  if (!x.take_optional(call, arguments[1], call.operand(kInput), "x", Use::read) ||
+      !y.take_optional(call, arguments[2], call.operand(kOutput), "y", Use::read) ||
+      !dy.take(call, arguments[3], call.operand(kOutput), "grad_output", Use::read, Strides::any))
+    return nullptr;
+  bool wide = false;
+  if (given != Py_None) {
+    if (!(flags & (kWritesIndices | kReadsIndices))) return refuse_indices(call, "indices", "max or unmax");
+    wide = is_wide(call, given);
+    if (!indices.take(call, given, call.operand(wide ? kIndices64 : kIndices32), "indices", Use::read)) return nullptr;
+  }
+  if (!dx.take(call, arguments[5], call.operand(kInput), "input_gradient", accumulate & 1, true) ||
+      !db.take(call, arguments[6], call.operand(kBias), "bias_gradient", accumulate & 2, flags & kHasBias,
+               Batched::no))
+    return nullptr;
+  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
+  if (!call.run(call.operand(kInput), [&] {
+        return BNNSPoolingFilterApplyBackwardBatchEx(
+            call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(), dx.descriptor(),
+            dx.batch_stride(), y.data(), y.batch_stride(), &dy_descriptor, dy.batch_stride(), db.descriptor(),
+            wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32, indices.data(), indices.batch_stride());
+      }))
+    return nullptr;
+  return Py_BuildValue("NN", dx.result(), db.result());
+}
+
+}  // namespace
+
+PyMethodDef pooling_methods[] = {
+    {"pooling_create", pooling_create, METH_VARARGS, nullptr},
+    {"pooling_apply", as_method(pooling_apply), METH_FASTCALL, nullptr},
+    {"pooling_backward", as_method(pooling_backward), METH_FASTCALL, nullptr},
+    {},
+};
+
+}  // namespace obn::door

@@ -1,0 +1,101 @@
+"""The native side. Only the other files of this package call it: arguments are positional, and what
+each means is in bindings/."""
+
+from typing import Any, final
+
+from ._spec import Array, GradientTarget
+
+Operand = tuple[Any, ...]
+NativeActivation = tuple[Any, ...]
+
+@final
+class Filter:
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def handle(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class Parameter:
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def activation_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    alpha: Operand,
+    activation: NativeActivation,
+    axis_flags: int,
+    threads: int,
+    /,
+) -> Filter: ...
+def activation_apply(filter: Filter, x: Array, out: Array | None, /) -> Any: ...
+def activation_backward(
+    filter: Filter,
+    x: Array | None,
+    y: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    alpha_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any]: ...
+def activation_direct(
+    name: str,
+    input: Operand,
+    output: Operand,
+    activation: NativeActivation,
+    axis_flags: int,
+    threads: int,
+    x: Array,
+    out: Array | None,
+    /,
+) -> Any: ...
+def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
+def pooling_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    bias_operand: Operand,
+    indices_32: Operand,
+    indices_64: Operand,
+    bias: Array | None,
+    activation: NativeActivation,
+    function: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def pooling_apply(
+    filter: Filter,
+    x: Array,
+    out: Array | None,
+    indices: Array | None,
+    return_indices: bool,
+    /,
+) -> Any: ...
+def pooling_backward(
+    filter: Filter,
+    x: Array | None,
+    y: Array | None,
+    grad_output: Array,
+    indices: Array | None,
+    input_gradient: GradientTarget,
+    bias_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any]: ...
+def version() -> str: ...
+def isa() -> str: ...
+def isa_reason() -> str: ...
+def last_error() -> str: ...
+def get_num_threads() -> int: ...
+def set_num_threads(n: int, /) -> None: ...
+def set_seed(seed: int, /) -> None: ...
+def is_implemented(function: str, /) -> int: ...
+def library_path() -> str: ...

@@ -1,0 +1,45 @@
+"""Where the shared library and the C headers of this installation are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def library_path() -> Path:
+    """The shared library this process has loaded, for ctypes or a linker.
+
+    Returns:
+        Path of ``libopenbnns.so``.
+
+    Example:
+        >>> import openbnns
+        >>> openbnns.library_path().name.startswith("libopenbnns")
+        True
+
+    See also: ``lib/pkgconfig/openbnns.pc`` beside the library.
+    """
+    from pathlib import Path  # NumPy does without it, so an import of openbnns should too
+
+    return Path(_core.library_path())
+
+
+def include_dir() -> Path:
+    """The directory to give a C compiler with ``-I``.
+
+    Returns:
+        Path of the directory that holds ``openbnns/bnns.h``, ``Accelerate/Accelerate.h`` and
+        ``vecLib/BNNS/bnns.h``.
+
+    Example:
+        >>> import openbnns
+        >>> (openbnns.include_dir() / "openbnns" / "bnns.h").is_file()
+        True
+
+    See also: ``openbnns.library_path``.
+    """
+    return library_path().parent.parent / "include"

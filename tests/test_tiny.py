@@ -1,0 +1,43 @@
+"""Does it work at all? Every family once, in under two seconds. Run it before every commit."""
+
+import numpy as np
+import openbnns
+from openbnns import c
+
+
+def test_library_answers():
+    assert openbnns.version() == openbnns.__version__
+    assert openbnns.isa() in ("portable", "avx2", "avx512", "amx", "neon")
+    assert openbnns.library_path().is_file()
+    assert (openbnns.include_dir() / "openbnns" / "bnns.h").is_file()
+    assert any(openbnns.support().values())
+
+
+def test_activation_forward_and_backward():
+    layer = openbnns.ActivationLayer("relu", input=(3,))
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    y = layer(x)
+    np.testing.assert_array_equal(y, [[0, 2, 3], [4, 0, 6]])
+    grads = layer.apply_backward(x, y, np.ones_like(y))
+    np.testing.assert_array_equal(grads.input, [[0, 1, 1], [1, 0, 1]])
+    np.testing.assert_array_equal(openbnns.activation(x, "relu"), y)
+
+
+def test_convert():
+    stored = openbnns.convert(np.array([0.5, 1.5, -300], np.float32), "int8")
+    np.testing.assert_array_equal(stored, [0, 2, -128])
+
+
+def test_pooling_forward_and_backward():
+    layer = openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2)
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    y, indices = layer.apply(x, return_indices=True)
+    np.testing.assert_array_equal(y[0, 0], [[5, 7], [13, 15]])
+    np.testing.assert_array_equal(indices[0, 0], [[5, 7], [13, 15]])
+    grads = layer.apply_backward(x, y, np.ones_like(y), indices=indices)
+    assert grads.input.sum() == 4
+    assert grads.bias is None
+
+
+def test_c_interface():
+    assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3
