@@ -300,10 +300,9 @@ def test_creation_refuses(make, sentence):
 def test_errors_have_their_family():
     assert issubclass(LayerCreationError, ValueError)
     assert issubclass(LayerApplyError, RuntimeError)
-    assert issubclass(openbnns.OptimizerStepError, RuntimeError)
     assert issubclass(ArrayError, ValueError)
     assert issubclass(DTypeError, (ArrayError, TypeError))
-    for error in (LayerCreationError, LayerApplyError, openbnns.OptimizerStepError, ArrayError):
+    for error in (LayerCreationError, LayerApplyError, ArrayError):
         assert issubclass(error, openbnns.BNNSError)
         assert error.__module__ == "openbnns"
 

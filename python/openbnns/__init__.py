@@ -25,9 +25,8 @@ from ._errors import (
     DTypeError,
     LayerApplyError,
     LayerCreationError,
-    OptimizerStepError,
 )
-from ._layer import InputGradients, Layer, UnaryLayer
+from ._layer import Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
@@ -45,11 +44,9 @@ __all__ = [
     "BNNSError",
     "CopyWarning",
     "DTypeError",
-    "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
-    "OptimizerStepError",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _core
 from ._errors import ArrayError
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 T = TypeVar("T")
-
-
-class InputGradients(NamedTuple):
-    """Gradients of a layer without parameters; None where one was left out."""
-
-    input: Any
 
 
 class Layer:

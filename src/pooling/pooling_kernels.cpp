@@ -1,0 +1,1172 @@
+// Pooling, the bench: compiled once per target. Everything here assumes a checked call and a plan that fits.
+//
+// Letters as in pooling.h: image (H, W), windows (P, Q). All computation is on rows of float32 in scratch; other types
+// and strides are converted when a row comes in and when it leaves. Window loops run over whole vectors and may write
+// up to kPad values past a row of scratch: rows are produced in order, so the next row overwrites what was spilled.
+//
+// Columns. An image row is split by column mod sx (its residues), each residue with its padding around it; column kx of
+// the windows q, q+1, … is then one run (Column::at), whatever kernel, stride, dilation and padding are. Backward is
+// the mirror image: value j of a residue gathers the gradient of the windows j - shift over the columns of that one.
+#include "pooling/pooling.h"
+
+#include "simd/convert.h"
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET::pooling {
+
+using obn::pooling::Axis;
+using obn::pooling::Call;
+using obn::pooling::Column;
+using obn::pooling::Kernels;
+using obn::pooling::kIndexOutOfRange;
+using obn::pooling::kIndexStray;
+using obn::pooling::kOversAtOnce;
+using obn::pooling::kPad;
+using obn::pooling::kRowsAtOnce;
+using obn::pooling::Piece;
+using obn::pooling::Plan;
+using obn::pooling::Tensor;
+
+namespace {
+
+// ---- scratch ----
+
+// Carves blocks of floats, each aligned to a cache line, out of the thread's scratch (choose_rows counted them).
+struct Scratch {
+  float* next;
+
+  [[gnu::always_inline]] inline float* take(size_t floats) {
+    float* block = next;
+    next += (floats + kPad - 1) / kPad * kPad;
+    return block;
+  }
+  [[gnu::always_inline]] inline int32_t* take_indices(size_t n) { return reinterpret_cast<int32_t*>(take(n)); }
+};
+
+OBN_INLINE void fill(float* p, size_t n, float value) {
+  const F v = splat(value);
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(p + i, v);
+  for (; i < n; ++i) p[i] = value;
+}
+
+// ---- runs to memory ----
+
+// Copies `bytes` (a multiple of 4, both ends aligned to 4), past the caches if asked to.
+void put_run(std::byte* to, const void* from, size_t bytes, bool past_caches) {
+  if (!past_caches || bytes < 8 * sizeof(F)) {
+    __builtin_memcpy(to, from, bytes);
+    return;
+  }
+  const std::byte* source = static_cast<const std::byte*>(from);
+  const size_t head = (sizeof(F) - reinterpret_cast<uintptr_t>(to) % sizeof(F)) % sizeof(F);
+  __builtin_memcpy(to, source, head);
+  size_t i = head;
+  for (; i + sizeof(F) <= bytes; i += sizeof(F)) {
+    F v;
+    __builtin_memcpy(&v, source + i, sizeof v);
+    stream(reinterpret_cast<float*>(to + i), v);
+  }
+  __builtin_memcpy(to + i, source + i, bytes - i);
+}
+
+bool is_one_run(const Tensor& tensor, size_t columns) { return tensor.x_stride == 1 && tensor.y_stride == columns; }
+
+// stage (rows, columns) packed becomes, or is added to, the rows from `row` of plane (n, c); line (columns) is scratch.
+void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
+              float* line) {
+  if (tensor.type == BNNSDataTypeFloat32 && is_one_run(tensor, columns)) {
+    std::byte* to = tensor.at(n, c, row);
+    if (!tensor.accumulate) {
+      put_run(to, stage, rows * columns * sizeof(float), tensor.stream);
+      return;
+    }
+    float* sum = reinterpret_cast<float*>(to);
+    const size_t count = rows * columns;
+    size_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(sum + i, load(sum + i) + load(stage + i));
+    for (; i < count; ++i) sum[i] += stage[i];
+    return;
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    std::byte* to = tensor.at(n, c, row + r);
+    const float* from = stage + r * columns;
+    if (tensor.accumulate) {
+      load_row(tensor.type, to, tensor.x_stride, columns, line);
+      for (size_t i = 0; i < columns; ++i) line[i] += from[i];
+      from = line;
+    }
+    store_row(tensor.type, to, tensor.x_stride, columns, from);
+  }
+}
+
+// stage (rows, columns) packed goes to rows of plane (n, c); wide (2·rows·columns) is scratch.
+void put_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns,
+                 const int32_t* stage, float* wide) {
+  const size_t count = rows * columns;
+  if (is_one_run(tensor, columns)) {
+    if (tensor.type == BNNSDataTypeUInt32) {
+      put_run(tensor.at(n, c, row), stage, count * sizeof(uint32_t), tensor.stream);
+    } else {
+      uint64_t* from = reinterpret_cast<uint64_t*>(wide);
+      for (size_t i = 0; i < count; ++i) from[i] = static_cast<uint32_t>(stage[i]);
+      put_run(tensor.at(n, c, row), from, count * sizeof(uint64_t), tensor.stream);
+    }
+    return;
+  }
+  for (size_t r = 0; r < rows; ++r) {
+    const int32_t* from = stage + r * columns;
+    if (tensor.type == BNNSDataTypeUInt32) {
+      uint32_t* to = reinterpret_cast<uint32_t*>(tensor.at(n, c, row + r));
+      for (size_t i = 0; i < columns; ++i) to[i * tensor.x_stride] = static_cast<uint32_t>(from[i]);
+    } else {
+      uint64_t* to = reinterpret_cast<uint64_t*>(tensor.at(n, c, row + r));
+      for (size_t i = 0; i < columns; ++i) to[i * tensor.x_stride] = static_cast<uint32_t>(from[i]);
+    }
+  }
+}
+
+// ---- rows from memory ----
+
+// Rows in scratch have room for whole vectors: a short copy is a few of them instead of a call, with zeros behind it.
+
+// The first n < kLanes values, then zeros.
+OBN_INLINE I load_first_indices(const int32_t* p, size_t n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<I>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p));
+#else
+  I v{};
+  for (size_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
+// Values i, i+1, … of a row of w, `rest` past its end.
+OBN_INLINE F load_clipped(const float* row, size_t i, size_t w, F rest) {
+  if (i + kLanes <= w) return load(row + i);
+  return i < w ? load_first(row + i, w - i, rest) : rest;
+}
+
+// Row `row` of plane (n, c) as float32, to (columns).
+OBN_INLINE void load_line(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, float* to) {
+  const std::byte* at = tensor.at(n, c, row);
+  if (tensor.type != BNNSDataTypeFloat32 || tensor.x_stride != 1) {
+    load_row(tensor.type, at, tensor.x_stride, columns, to);
+    return;
+  }
+  const float* from = reinterpret_cast<const float*>(at);
+  for (size_t i = 0; i < columns; i += kLanes) store(to + i, load_clipped(from, i, columns, F{}));
+}
+
+// The same for indices, as 32-bit numbers; what does not fit becomes -1, which is never below W·H.
+OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, int32_t* to) {
+  const std::byte* at = tensor.at(n, c, row);
+  if (tensor.type == BNNSDataTypeUInt32 && tensor.x_stride == 1) {
+    const int32_t* from = reinterpret_cast<const int32_t*>(at);
+    size_t i = 0;
+    for (; i + kLanes <= columns; i += kLanes) store(to + i, load(from + i));
+    if (i < columns) store(to + i, load_first_indices(from + i, columns - i));
+    return;
+  }
+  if (tensor.type == BNNSDataTypeUInt32) {
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(at);
+    for (size_t i = 0; i < columns; ++i) to[i] = static_cast<int32_t>(from[i * tensor.x_stride]);
+    return;
+  }
+  const uint64_t* from = reinterpret_cast<const uint64_t*>(at);
+  for (size_t i = 0; i < columns; ++i) {
+    const uint64_t index = from[i * tensor.x_stride];
+    to[i] = index > 0x7fffffff ? -1 : static_cast<int32_t>(index);
+  }
+}
+
+// ---- image rows, split by residue ----
+
+// Asks for what lies kAhead behind an image row that is about to be read: images are walked from one end to the other.
+// About 10 % of a max forward that memory limits (on a busy machine); no gain was seen for averages or in backward.
+constexpr size_t kAhead = 2048;
+OBN_INLINE void prefetch_behind(const std::byte* row, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + kAhead + i);
+}
+
+// The last rows of one plane that were split, ready for windows.
+struct SplitRows {
+  const Plan& plan;
+  float* ring;    // (ring_rows, row_floats), padding around each residue
+  int32_t* held;  // (ring_rows) which image row a slot holds, -1 none
+  int32_t* nan;   // (ring_rows) whether that row has a NaN (Max only)
+  float* line;    // (line_floats) a converted row
+  float padding;
+  bool in_pairs = false;  // windows are taken straight from the image, the ring stays unused
+  const Tensor* x = nullptr;
+  size_t n = 0;
+  size_t c = 0;
+  bool is_filled = false;  // with padding, once
+
+  SplitRows(const Plan& p, Scratch* scratch)
+      : plan(p), ring(nullptr), held(scratch->take_indices(p.ring_rows)), nan(scratch->take_indices(p.ring_rows)),
+        line(nullptr), padding(p.function == BNNSPoolingFunctionMax ? -__builtin_inff() : 0.0f) {
+    ring = scratch->take(p.ring_rows * p.row_floats);
+    line = scratch->take(p.line_floats);
+  }
+  void start_plane(const Tensor& tensor, size_t sample, size_t channel) {
+    x = &tensor;
+    n = sample;
+    c = channel;
+    in_pairs = plan.is_in_pairs && tensor.type == BNNSDataTypeFloat32 && tensor.x_stride == 1;
+    if (in_pairs) return;
+    if (!is_filled) fill(ring, plan.ring_rows * plan.row_floats, padding);
+    is_filled = true;
+    for (size_t i = 0; i < plan.ring_rows; ++i) held[i] = -1;
+  }
+};
+
+// from (W) -> the residues of one ring slot. Values past the end of a residue are padding.
+void split(const Plan& plan, const float* from, float padding, float* to) {
+  const size_t w = static_cast<size_t>(plan.x.image), sx = static_cast<size_t>(plan.x.stride);
+  const F rest = splat(padding);
+  float* first = to + plan.slot_left;
+  if (sx == 1) {
+    for (size_t i = 0; i < w; i += kLanes) store(first + i, load_clipped(from, i, w, rest));
+    return;
+  }
+  if (sx == 2 && plan.used_residues == 2) {
+    float* second = first + plan.slot_floats;
+    for (size_t i = 0; i < w; i += 2 * kLanes) {
+      F even, odd;
+      split_pairs(load_clipped(from, i, w, rest), load_clipped(from, i + kLanes, w, rest), &even, &odd);
+      store(first + i / 2, even);
+      store(second + i / 2, odd);
+    }
+    return;
+  }
+  for (size_t slot = 0; slot < plan.used_residues; ++slot) {
+    float* residue = first + slot * plan.slot_floats;
+    for (size_t i = static_cast<size_t>(plan.used_residue[slot]), j = 0; i < w; i += sx, ++j) residue[j] = from[i];
+  }
+}
+
+bool has_nan(const float* row, size_t n) {
+  I found = I{};
+  for (size_t i = 0; i < n; i += kLanes) found |= is_nan(load_clipped(row, i, n, F{}));
+  return any(found);
+}
+
+// Image row h into its slot of the ring.
+[[gnu::noinline]] void split_into(SplitRows& rows, size_t h, size_t slot) {
+  const Plan& plan = rows.plan;
+  const size_t w = static_cast<size_t>(plan.x.image);
+  rows.held[slot] = static_cast<int32_t>(h);
+  const Tensor& x = *rows.x;
+  const std::byte* at = x.at(rows.n, rows.c, h);
+  prefetch_behind(at, w * bytes_of(x.type));
+  const float* from = reinterpret_cast<const float*>(at);
+  if (x.type != BNNSDataTypeFloat32 || x.x_stride != 1) {
+    load_row(x.type, at, x.x_stride, w, rows.line);
+    from = rows.line;
+  }
+  split(plan, from, rows.padding, rows.ring + slot * plan.row_floats);
+  if (plan.function == BNNSPoolingFunctionMax) rows.nan[slot] = has_nan(from, w);
+}
+
+// The slot that holds image row h, after making sure that it does.
+OBN_INLINE size_t split_row(SplitRows& rows, int64_t h) {
+  const size_t slot = static_cast<size_t>(h) & (rows.plan.ring_rows - 1);
+  if (rows.held[slot] != static_cast<int32_t>(h)) split_into(rows, static_cast<size_t>(h), slot);
+  return slot;
+}
+
+// Splits what window row p needs. Done while the row before is computed, so that the stores have reached the cache by
+// the time windows load across them.
+OBN_INLINE void split_ahead(SplitRows& rows, int64_t p) {
+  const Axis& y = rows.plan.y;
+  for (int64_t k = y.first(p), end = y.end(p), start = y.start(p); k < end; ++k)
+    split_row(rows, start + y.dilation * k);
+}
+
+// ---- one row of windows ----
+
+// Up to kRowsAtOnce image rows under a row of windows.
+struct Under {
+  const float* row[kRowsAtOnce];
+  int32_t position[kRowsAtOnce];  // h·W
+  size_t count;
+};
+
+// Takes value and code where the value is larger, or (kNan) is the first NaN.
+template <bool kNan>
+OBN_INLINE void keep_largest(F value, int32_t code, F* best, I* best_code) {
+#if defined(__AVX512F__)
+  const __m512 v = reinterpret_cast<__m512>(value), b = reinterpret_cast<__m512>(*best);
+  const __mmask16 take = kNan ? _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(b, b, _CMP_ORD_Q), v, b, _CMP_NLE_UQ)
+                              : _mm512_cmp_ps_mask(v, b, _CMP_GT_OQ);
+  *best = reinterpret_cast<F>(_mm512_mask_mov_ps(b, take, v));
+  *best_code = reinterpret_cast<I>(
+      _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(*best_code), take, _mm512_set1_epi32(code)));
+#else
+  const I take = kNan ? ~(value <= *best) & (*best == *best) : value > *best;
+  *best = take ? value : *best;
+  *best_code = take ? splat(code) : *best_code;
+#endif
+}
+
+// y (Q) the largest value, index (Q) its position, over `under` and, unless it is_first, what y and index hold already.
+// kRows, kColumns: the counts when they are known at compile time, else 0.
+template <size_t kRows, size_t kColumns, bool kNan>
+OBN_INLINE void largest_of(const Plan& plan, const Under& under, bool is_first, float* y, int32_t* index) {
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const int32_t sx = static_cast<int32_t>(plan.x.stride);
+  I moved = iota() * sx;  // sx·q: codes are positions relative to it
+  const float* from[kRows ? kRows * kColumns : 1];  // known counts: every tap in a register
+  int32_t tap_code[kRows ? kRows * kColumns : 1];
+  for (size_t r = 0; r < kRows; ++r)
+    for (size_t k = 0; k < kColumns; ++k) {
+      from[r * kColumns + k] = under.row[r] + plan.columns[k].at;
+      tap_code[r * kColumns + k] = under.position[r] + plan.columns[k].offset;
+    }
+  for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(kLanes) * sx) {
+    // A window that is -inf everywhere has its first position as index.
+    F best = is_first ? splat(-__builtin_inff()) : load(y + q);
+    I code = (is_first ? load(plan.first_column + q) + under.position[0] : load(index + q)) - moved;
+    if constexpr (kRows > 0) {
+      for (size_t t = 0; t < kRows * kColumns; ++t) keep_largest<kNan>(load(from[t] + q), tap_code[t], &best, &code);
+    } else {
+      for (size_t r = 0; r < under.count; ++r)
+        for (size_t k = 0; k < plan.columns_count; ++k)
+          keep_largest<kNan>(load(under.row[r] + plan.columns[k].at + q), under.position[r] + plan.columns[k].offset,
+                             &best, &code);
+    }
+    store(y + q, best);
+    store(index + q, code + moved);
+  }
+}
+
+// y (Q) sums over `under`, of squares if kSquares, added to y unless it is_first; each window row is summed on its own
+// first, which keeps the error of large windows small.
+template <bool kSquares, size_t kRows, size_t kColumns>
+OBN_INLINE void sum_of(const Plan& plan, const Under& under, bool is_first, float* y) {
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const size_t rows = kRows ? kRows : under.count, columns = kColumns ? kColumns : plan.columns_count;
+  for (size_t q = 0; q < windows; q += kLanes) {
+    F total = is_first ? F{} : load(y + q);
+    for (size_t r = 0; r < rows; ++r) {
+      F sum = F{};
+      for (size_t k = 0; k < columns; ++k) {
+        const F value = load(under.row[r] + plan.columns[k].at + q);
+        sum += kSquares ? value * value : value;
+      }
+      total += sum;
+    }
+    store(y + q, total);
+  }
+}
+
+template <bool kSquares>
+void sum_windows(const Plan& plan, const Under& under, bool is_first, float* y) {
+  if (under.count == 2 && plan.columns_count == 2) {
+    sum_of<kSquares, 2, 2>(plan, under, is_first, y);
+  } else if (under.count == 3 && plan.columns_count == 3) {
+    sum_of<kSquares, 3, 3>(plan, under, is_first, y);
+  } else {
+    sum_of<kSquares, 0, 0>(plan, under, is_first, y);
+  }
+}
+
+template <bool kNan>
+void largest_windows(const Plan& plan, const Under& under, bool is_first, float* y, int32_t* index) {
+  if (under.count == 2 && plan.columns_count == 2) {
+    largest_of<2, 2, kNan>(plan, under, is_first, y, index);
+  } else if (under.count == 3 && plan.columns_count == 3) {
+    largest_of<3, 3, kNan>(plan, under, is_first, y, index);
+  } else {
+    largest_of<0, 0, kNan>(plan, under, is_first, y, index);
+  }
+}
+
+// ---- one row of windows, straight from the image ----
+
+// Stride 2 and columns 0, 1 or -1, 0, 1 of packed float32 rows (2x2, and 3x3 with padding 1): pairs are split in
+// registers and nothing is laid out in scratch. With the data in cache this takes a fifth to a half less time than the
+// ring does.
+
+// The last lane of `before`, then all but the last of v.
+OBN_INLINE F slide(F before, F v) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(
+      _mm512_alignr_epi32(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(before), kLanes - 1));
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(before, v, 7, 8, 9, 10, 11, 12, 13, 14);
+#else
+  return __builtin_shufflevector(before, v, 3, 4, 5, 6);
+#endif
+}
+
+// The columns of kLanes windows in kRows image rows: even and odd ones, and (kThird) the odd ones before.
+template <size_t kRows, bool kThird>
+struct Pairs {
+  F even[kRows], odd[kRows], before[kRows];
+
+  [[gnu::always_inline]] inline explicit Pairs(F padding) {
+    for (size_t r = 0; r < kRows; ++r) odd[r] = padding;
+  }
+  [[gnu::always_inline]] inline void next(const Under& under, size_t q, size_t w, F padding) {
+    for (size_t r = 0; r < kRows; ++r) {
+      const F last = odd[r];
+      split_pairs(load_clipped(under.row[r], 2 * q, w, padding), load_clipped(under.row[r], 2 * q + kLanes, w, padding),
+                  &even[r], &odd[r]);
+      before[r] = kThird ? slide(last, odd[r]) : padding;
+    }
+  }
+  [[gnu::always_inline]] inline bool has_nan() const {
+#if defined(__AVX512F__)
+    unsigned found = 0;
+    for (size_t r = 0; r < kRows; ++r) {
+      found |= _mm512_cmp_ps_mask(reinterpret_cast<__m512>(even[r]), reinterpret_cast<__m512>(odd[r]), _CMP_UNORD_Q);
+      if (kThird) found |= _mm512_cmp_ps_mask(reinterpret_cast<__m512>(before[r]), reinterpret_cast<__m512>(before[r]),
+                                              _CMP_UNORD_Q);
+    }
+    return found != 0;
+#else
+    I found = I{};
+    for (size_t r = 0; r < kRows; ++r) found |= is_nan(even[r]) | is_nan(odd[r]) | is_nan(before[r]);
+    return any(found);
+#endif
+  }
+};
+
+template <size_t kRows, bool kThird, bool kNan>
+OBN_INLINE void keep_largest_pairs(const Pairs<kRows, kThird>& pairs, const int32_t* position, F* best, I* code) {
+  for (size_t r = 0; r < kRows; ++r) {
+    if (kThird) keep_largest<kNan>(pairs.before[r], position[r] - 1, best, code);
+    keep_largest<kNan>(pairs.even[r], position[r], best, code);
+    keep_largest<kNan>(pairs.odd[r], position[r] + 1, best, code);
+  }
+}
+
+template <size_t kRows, bool kThird>
+void largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const F padding = splat(-__builtin_inff());
+  Pairs<kRows, kThird> pairs(padding);
+  I moved = iota() * 2;
+  for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(2 * kLanes)) {
+    pairs.next(under, q, w, padding);
+    F best = padding;
+    I code = load(plan.first_column + q) + under.position[0] - moved;
+    if (pairs.has_nan()) [[unlikely]] {
+      keep_largest_pairs<kRows, kThird, true>(pairs, under.position, &best, &code);
+    } else {
+      keep_largest_pairs<kRows, kThird, false>(pairs, under.position, &best, &code);
+    }
+    store(y + q, best);
+    store(index + q, code + moved);
+  }
+}
+
+template <bool kSquares, size_t kRows, bool kThird>
+void sum_pairs(const Plan& plan, const Under& under, float* y) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  Pairs<kRows, kThird> pairs(F{});
+  for (size_t q = 0; q < windows; q += kLanes) {
+    pairs.next(under, q, w, F{});
+    F total = F{};
+    for (size_t r = 0; r < kRows; ++r) {
+      const F a = pairs.even[r], b = pairs.odd[r], c = pairs.before[r];
+      total += kSquares ? a * a + b * b + c * c : a + b + c;
+    }
+    store(y + q, total);
+  }
+}
+
+template <size_t kRows, bool kThird>
+void window_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
+  if (plan.function == BNNSPoolingFunctionMax) {
+    largest_pairs<kRows, kThird>(plan, under, y, index);
+  } else if (plan.function == BNNSPoolingFunctionL2Norm) {
+    sum_pairs<true, kRows, kThird>(plan, under, y);
+  } else {
+    sum_pairs<false, kRows, kThird>(plan, under, y);
+  }
+}
+
+using WindowPairs = void (*)(const Plan&, const Under&, float*, int32_t*);
+constexpr WindowPairs kWindowPairs[2][3] = {{window_pairs<1, false>, window_pairs<2, false>, window_pairs<3, false>},
+                                            {window_pairs<1, true>, window_pairs<2, true>, window_pairs<3, true>}};
+
+// The rows under window row p, as they lie in the image.
+void window_row_pairs(const SplitRows& rows, int64_t p, float* y, int32_t* index) {
+  const Plan& plan = rows.plan;
+  const int64_t first = plan.y.first(p), count = plan.y.end(p) - first;
+  Under under;
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t h = plan.y.start(p) + plan.y.dilation * (first + k);
+    const std::byte* row = rows.x->at(rows.n, rows.c, static_cast<size_t>(h));
+    if (k + plan.y.stride >= count) prefetch_behind(row, static_cast<size_t>(plan.x.image) * sizeof(float));
+    under.row[k] = reinterpret_cast<const float*>(row);
+    under.position[k] = static_cast<int32_t>(h * plan.x.image);
+  }
+  kWindowPairs[plan.columns_count == 3][count - 1](plan, under, y, index);
+}
+
+// ---- any row of windows ----
+
+// row (Q) /= what an average of window row p divides by. Powers of two become a product: the same bits, sooner.
+void divide_by_weights(const Plan& plan, int64_t p, float* row) {
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const int64_t count = plan.y.end(p) - plan.y.first(p);
+  const float weight_y = plan.count_padding ? plan.full_height : static_cast<float>(count > 0 ? count : 1);
+  const bool is_power_of_two = (__builtin_bit_cast(uint32_t, weight_y) & 0x7fffff) == 0;
+  if (is_power_of_two && plan.weights_are_powers_of_two) {
+    const float factor_y = 1.0f / weight_y;
+    for (size_t q = 0; q < windows; q += kLanes)
+      store(row + q, load(row + q) * (load(plan.column_factor + q) * factor_y));
+  } else {
+    for (size_t q = 0; q < windows; q += kLanes)
+      store(row + q, load(row + q) / (load(plan.column_weight + q) * weight_y));
+  }
+}
+
+// The rows under window row p, split by residue, as many at a time as the plan allows.
+void window_row_split(SplitRows& rows, int64_t p, float* y, int32_t* index) {
+  const Plan& plan = rows.plan;
+  const int64_t first = plan.y.first(p), end = plan.y.end(p), start = plan.y.start(p);
+  const int64_t step = static_cast<int64_t>(plan.rows_at_once);
+  bool has_nan = false;  // in these rows, or in y from an earlier pass
+  for (int64_t k = first; k < end; k += step) {
+    Under under;
+    under.count = static_cast<size_t>(end - k < step ? end - k : step);
+    for (size_t r = 0; r < under.count; ++r) {
+      const int64_t h = start + plan.y.dilation * (k + static_cast<int64_t>(r));
+      const size_t slot = split_row(rows, h);
+      under.row[r] = rows.ring + slot * plan.row_floats;
+      under.position[r] = static_cast<int32_t>(h * plan.x.image);
+      has_nan |= plan.function == BNNSPoolingFunctionMax && rows.nan[slot];
+    }
+    if (plan.function == BNNSPoolingFunctionL2Norm) {
+      sum_windows<true>(plan, under, k == first, y);
+    } else if (plan.function != BNNSPoolingFunctionMax) {
+      sum_windows<false>(plan, under, k == first, y);
+    } else if (has_nan) {
+      largest_windows<true>(plan, under, k == first, y, index);
+    } else {
+      largest_windows<false>(plan, under, k == first, y, index);
+    }
+  }
+}
+
+// y (Q) = function over the windows of row p, and index (Q) for Max.
+void window_row(SplitRows& rows, int64_t p, float* y, int32_t* index) {
+  const Plan& plan = rows.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const bool is_max = plan.function == BNNSPoolingFunctionMax;
+  if (plan.y.first(p) == plan.y.end(p)) {
+    fill(y, windows, 0.0f);
+    if (is_max) fill(reinterpret_cast<float*>(index), windows, 0.0f);
+    return;
+  }
+  if (rows.in_pairs) {
+    window_row_pairs(rows, p, y, index);
+  } else {
+    window_row_split(rows, p, y, index);
+  }
+  if (is_max) {
+    if (!plan.has_empty_columns) return;
+    for (size_t q = 0; q < windows; ++q) {
+      if (plan.column_count[q] != 0) continue;
+      y[q] = 0.0f;
+      index[q] = 0;
+    }
+  } else if (plan.function == BNNSPoolingFunctionL2Norm) {
+    for (size_t q = 0; q < windows; q += kLanes) store(y + q, sqrt(load(y + q)));
+  } else {
+    divide_by_weights(plan, p, y);
+  }
+}
+
+// ---- forward ----
+
+// z (rows, columns) becomes activation(z + bias of channel c).
+void finish_rows(const Plan& plan, size_t c, size_t rows, size_t columns, float* z) {
+  if (plan.bias.data) {
+    const F bias = splat(obn::pooling::bias_of(plan, c));
+    for (size_t i = 0; i < rows * columns; i += kLanes) store(z + i, load(z + i) + bias);
+  }
+  if (!plan.has_activation) return;
+  for (size_t r = 0; r < rows; ++r) plan.activation.forward(z + r * columns, columns);
+}
+
+void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows), stage = plan.forward_rows * windows + 2 * kPad;
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  SplitRows rows(plan, &scratch);
+  float* y = scratch.take(stage);                 // (forward_rows, Q)
+  int32_t* index = scratch.take_indices(stage);   // (forward_rows, Q)
+  float* wide = scratch.take(2 * stage);
+  const size_t end = piece.row + piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    rows.start_plane(call.x, n, c);
+    const bool splits_ahead = plan.splits_ahead && !rows.in_pairs;
+    for (size_t p = piece.row; p < end; p += plan.forward_rows) {
+      const size_t count = end - p < plan.forward_rows ? end - p : plan.forward_rows;
+      for (size_t r = 0; r < count; ++r) {
+        if (splits_ahead && p + r + 1 < end) split_ahead(rows, static_cast<int64_t>(p + r + 1));
+        window_row(rows, static_cast<int64_t>(p + r), y + r * windows, index + r * windows);
+      }
+      finish_rows(plan, c, count, windows, y);
+      put_rows(call.y, n, c, p, count, windows, y, rows.line);
+      if (call.indices.data) put_indices(call.indices, n, c, p, count, windows, index, wide);
+    }
+  }
+}
+
+// y (H, W) = 0, then y[index] = x for every value of x (P, Q), in scan order.
+void forward_inverse(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  float* x = scratch.take(plan.line_floats);
+  int32_t* index = scratch.take_indices(plan.line_floats);
+  float* y = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
+  const size_t end = piece.row + piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    for (size_t h = piece.row; h < end; h += plan.scatter_rows) {
+      const size_t count = end - h < plan.scatter_rows ? end - h : plan.scatter_rows;
+      const uint32_t first = static_cast<uint32_t>(h * w), positions = static_cast<uint32_t>(count * w);
+      fill(y, positions, 0.0f);
+      for (size_t p = 0; p < static_cast<size_t>(plan.y.windows); ++p) {
+        load_line(call.x, n, c, p, windows, x);
+        load_indices(call.indices, n, c, p, windows, index);
+        for (size_t q = 0; q < windows; ++q) {
+          const uint32_t position = static_cast<uint32_t>(index[q]) - first;
+          if (position < positions) y[position] = x[q];
+        }
+      }
+      finish_rows(plan, c, count, w, y);
+      put_rows(call.y, n, c, h, count, w, y, x);
+    }
+  }
+}
+
+// y (1, 1) = mean of the whole plane x (H, W), packed float32: one run, no windows.
+void forward_global(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t count = static_cast<size_t>(plan.x.image * plan.y.image);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  float* y = scratch.take(2 * kPad);
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    const float* x = reinterpret_cast<const float*>(call.x.at(n, c, 0));
+    F even = F{}, odd = F{};
+    size_t i = 0;
+    for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+      even += load(x + i);
+      odd += load(x + i + kLanes);
+    }
+    even += load_clipped(x, i, count, F{});
+    odd += load_clipped(x, i + kLanes, count, F{});
+    y[0] = sum(even + odd);
+    divide_by_weights(plan, 0, y);
+    finish_rows(plan, c, 1, 1, y);
+    store_row(call.y.type, call.y.at(n, c, 0), 1, 1, y);
+  }
+}
+
+void forward(const Call& call, const Piece& piece, std::byte* work) {
+  if (call.plan->function == BNNSPoolingFunctionUnMax) {
+    forward_inverse(call, piece, work);
+  } else if (call.plan->is_global_average && call.x.type == BNNSDataTypeFloat32 &&
+             is_one_run(call.x, static_cast<size_t>(call.plan->x.image))) {
+    forward_global(call, piece, work);
+  } else {
+    forward_windows(call, piece, work);
+  }
+  fence();
+}
+
+// ---- backward: gradients of the windows ----
+
+// dz (columns) = dy · activation'(y) for one row of y; y_row (columns) is scratch.
+void window_gradient(const Call& call, size_t n, size_t c, size_t row, size_t columns, float* dz, float* y_row) {
+  load_line(call.dy, n, c, row, columns, dz);
+  if (!call.plan->has_activation) return;
+  load_line(call.y, n, c, row, columns, y_row);
+  call.plan->activation.backward(y_row, dz, columns);
+}
+
+// What the gradient of a row of windows needs beside dz.
+struct WindowGradients {
+  const Call& call;
+  SplitRows* rows;  // for what is computed again from x; NULL where x is not needed
+  float* y_row;     // (line_floats)
+  float* value;     // (line_floats) norms, or maxima that nobody needs
+  size_t n;
+  size_t c;
+};
+
+// g (Q): what window (q, p) gives to each (Max: to one) of its positions, before the factor x of the L2 norm.
+// index (Q): that position, for Max.
+void gradient_row(const WindowGradients& of, int64_t p, float* g, int32_t* index) {
+  const Call& call = of.call;
+  const Plan& plan = *call.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
+  window_gradient(call, of.n, of.c, row, windows, g, of.y_row);
+  if (plan.function == BNNSPoolingFunctionMax) {
+    if (call.indices.data) {
+      load_indices(call.indices, of.n, of.c, row, windows, index);
+    } else {
+      window_row(*of.rows, p, of.value, index);
+    }
+    // Windows outside the image pass nothing on, whatever their index says.
+    if (plan.y.first(p) == plan.y.end(p)) fill(g, windows, 0.0f);
+    if (!plan.has_empty_columns) return;
+    for (size_t q = 0; q < windows; ++q)
+      if (plan.column_count[q] == 0) g[q] = 0.0f;
+    return;
+  }
+  if (plan.function != BNNSPoolingFunctionL2Norm) {
+    divide_by_weights(plan, p, g);
+    return;
+  }
+  window_row(*of.rows, p, of.value, index);
+  for (size_t q = 0; q < windows; q += kLanes) {
+    const F norm = load(of.value + q);
+    store(g + q, norm == 0.0f ? F{} : load(g + q) / norm);
+  }
+}
+
+// ---- backward: pulling gradients into image rows ----
+
+// A staged row of window gradients is a pointer to the gradient of window 0; its index lies `to_index` floats further.
+
+// g where the index is this very position (kMatches), or everywhere, added to sum.
+template <bool kMatches>
+OBN_INLINE F add_tap(F sum, const float* g, size_t at, size_t index_at, I position) {
+  if constexpr (!kMatches) return sum + load(g + at);
+  const I index = bits(load(g + index_at));
+#if defined(__AVX512F__)
+  const __mmask16 is_here =
+      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(index), reinterpret_cast<__m512i>(position));
+  const __m512 old = reinterpret_cast<__m512>(sum);
+  return reinterpret_cast<F>(_mm512_mask_add_ps(old, is_here, old, reinterpret_cast<__m512>(load(g + at))));
+#else
+  return sum + (index == position ? load(g + at) : F{});
+#endif
+}
+
+// One image row of gradients to be made from the rows of windows over it.
+struct Pull {
+  const Plan& plan;
+  const float* const* over;  // (overs)
+  size_t overs;
+  size_t to_index;
+  I position;                // h·W + sx·lane
+
+  // Values j, j+1, … of a residue with kTaps columns and rows of windows, all of them in registers.
+  template <size_t kTaps>
+  [[gnu::always_inline]] inline void gather(size_t residue, const float* (&tap)[kTaps]) const {
+    const Column* column = plan.columns_by_residue + plan.residue_begin[residue];
+    const float* const* from = over;
+    for (size_t t = 0; t < kTaps; ++t) {
+      tap[t] = *from - column->shift;
+      if (++from < over + overs) continue;
+      from = over;
+      ++column;
+    }
+  }
+};
+
+template <size_t kTaps, bool kMatches>
+OBN_INLINE F sum_taps(const float* const (&tap)[kTaps], size_t at, size_t index_at, I position) {
+  F sum = F{};
+  for (size_t t = 0; t < kTaps; ++t) sum = add_tap<kMatches>(sum, tap[t], at, index_at, position);
+  return sum;
+}
+
+// dx (W), one image row, for strides 1 and 2 with that many taps per residue.
+template <size_t kTaps, bool kMatches>
+void pull_row_by_one(const Pull& pull, float* dx) {
+  const float* tap[kTaps];
+  pull.gather(0, tap);
+  const size_t w = static_cast<size_t>(pull.plan.x.image), to_index = pull.to_index;
+  I position = pull.position;
+  for (size_t j = 0; j < w; j += kLanes, position += static_cast<int32_t>(kLanes))
+    store(dx + j, sum_taps<kTaps, kMatches>(tap, j, j + to_index, position));
+}
+
+template <size_t kEven, size_t kOdd, bool kMatches>
+void pull_row_by_two(const Pull& pull, float* dx) {
+  const float *even[kEven], *odd[kOdd];
+  pull.gather(0, even);
+  pull.gather(1, odd);
+  const size_t w = static_cast<size_t>(pull.plan.x.image), to_index = pull.to_index;
+  I position = pull.position;
+  for (size_t j = 0; 2 * j < w; j += kLanes, position += static_cast<int32_t>(2 * kLanes)) {
+    F low, high;
+    join_pairs(sum_taps<kEven, kMatches>(even, j, j + to_index, position),
+               sum_taps<kOdd, kMatches>(odd, j, j + to_index, position + 1), &low, &high);
+    store(dx + 2 * j, low);
+    store(dx + 2 * j + kLanes, high);
+  }
+}
+
+// Any stride, any count; line (line_floats) is scratch.
+template <bool kMatches>
+void pull_row_any(const Pull& pull, float* dx, float* line) {
+  const Plan& plan = pull.plan;
+  const size_t w = static_cast<size_t>(plan.x.image), sx = static_cast<size_t>(plan.x.stride);
+  if (plan.used_residues < plan.residues) fill(dx, w, 0.0f);
+  for (size_t slot = 0; slot < plan.used_residues; ++slot) {
+    const size_t residue = static_cast<size_t>(plan.used_residue[slot]);
+    const Column* begin = plan.columns_by_residue + plan.residue_begin[residue];
+    const Column* end = plan.columns_by_residue + plan.residue_begin[residue + 1];
+    float* to = sx == 1 ? dx : line;
+    I position = pull.position + static_cast<int32_t>(residue);
+    for (size_t j = 0; residue + j * sx < w; j += kLanes, position += static_cast<int32_t>(kLanes * sx)) {
+      F sum = F{};
+      for (const Column* column = begin; column < end; ++column)
+        for (size_t o = 0; o < pull.overs; ++o)
+          sum = add_tap<kMatches>(sum, pull.over[o] - column->shift, j, j + pull.to_index, position);
+      store(to + j, sum);
+    }
+    if (sx == 1) return;
+    for (size_t i = residue, j = 0; i < w; i += sx, ++j) dx[i] = line[j];
+  }
+}
+
+// dx (W), one image row, from the rows of windows over it; line (line_floats) is scratch.
+template <bool kMatches>
+void pull_row(const Pull& pull, float* dx, float* line) {
+  const Plan& plan = pull.plan;
+  const int64_t sx = plan.x.stride;
+  const size_t even = static_cast<size_t>(plan.residue_begin[1]) * pull.overs;
+  const size_t odd = plan.residues > 1 ? static_cast<size_t>(plan.residue_begin[2]) * pull.overs - even : 0;
+  if (sx == 1 && even == 3) return pull_row_by_one<3, kMatches>(pull, dx);
+  if (sx == 1 && even == 9) return pull_row_by_one<9, kMatches>(pull, dx);
+  if (sx == 2 && even == 1 && odd == 1) return pull_row_by_two<1, 1, kMatches>(pull, dx);
+  if (sx == 2 && even == 1 && odd == 2) return pull_row_by_two<1, 2, kMatches>(pull, dx);
+  if (sx == 2 && even == 2 && odd == 1) return pull_row_by_two<2, 1, kMatches>(pull, dx);
+  if (sx == 2 && even == 2 && odd == 4) return pull_row_by_two<2, 4, kMatches>(pull, dx);
+  if (sx == 2 && even == 4 && odd == 2) return pull_row_by_two<4, 2, kMatches>(pull, dx);
+  pull_row_any<kMatches>(pull, dx, line);
+}
+
+// The rows of windows that may lie over an image row, followed down the image without a division per row.
+struct WindowsOver {
+  const Axis& y;
+  int64_t first = 0;
+  int64_t end = 0;
+
+  [[gnu::always_inline]] inline void move_to(int64_t h) {
+    while (end < y.windows && y.start(end) <= h) ++end;
+    while (first < end && y.start(first) + y.dilation * (y.kernel - 1) < h) ++first;
+  }
+  template <class Visit>  // void visit(p)
+  [[gnu::always_inline]] inline void each(int64_t h, const Visit& visit) const {
+    for (int64_t p = first; p < end; ++p)
+      if (y.dilation == 1 || (h - y.start(p)) % y.dilation == 0) visit(p);
+  }
+};
+
+void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t w = static_cast<size_t>(plan.x.image), step = plan.gradient_floats;
+  const bool is_max = plan.function == BNNSPoolingFunctionMax, is_norm = plan.function == BNNSPoolingFunctionL2Norm;
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  SplitRows rows(plan, &scratch);
+  float* g = scratch.take(plan.gradient_rows * step);                  // (gradient_rows, gradient_floats)
+  int32_t* index = scratch.take_indices(plan.gradient_rows * step);    // the same, right behind
+  float* sum = scratch.take(step);                                     // (gradient_floats)
+  float* y_row = scratch.take(plan.line_floats);
+  float* value = scratch.take(plan.line_floats);
+  float* line = scratch.take(plan.line_floats);
+  float* dx = scratch.take(plan.backward_rows * w + 4 * kPad);         // (backward_rows, W)
+  // Zeros on both sides of a row stay for good; indices there are never looked at, only loaded.
+  fill(g, plan.gradient_rows * step, 0.0f);
+  fill(reinterpret_cast<float*>(index), plan.gradient_rows * step, 0.0f);
+  const size_t end = piece.row + piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    if (call.x.data) rows.start_plane(call.x, n, c);
+    const WindowGradients of{call, &rows, y_row, value, n, c};
+    for (size_t first = piece.row; first < end; first += plan.backward_rows) {
+      const size_t count = end - first < plan.backward_rows ? end - first : plan.backward_rows;
+      const int64_t p0 = plan.y.first_window(static_cast<int64_t>(first));
+      const int64_t p1 = plan.y.end_window(static_cast<int64_t>(first + count - 1));
+      for (int64_t p = p0; p < p1; ++p) {
+        const size_t at = static_cast<size_t>(p - p0) * step + plan.gradient_left;
+        gradient_row(of, p, g + at, index + at);
+        fill(g + at + plan.x.windows, kLanes, 0.0f);
+      }
+      WindowsOver windows{plan.y, p0, p0};
+      for (size_t r = 0; r < count; ++r) {
+        const int64_t h = static_cast<int64_t>(first + r);
+        float* to = dx + r * w;
+        windows.move_to(h);
+        const float* over[kOversAtOnce];
+        size_t overs = 0;
+        const I position = iota() * static_cast<int32_t>(plan.x.stride) + static_cast<int32_t>(h * plan.x.image);
+        if (is_max) {
+          windows.each(h, [&](int64_t p) {
+            over[overs++] = g + static_cast<size_t>(p - p0) * step + plan.gradient_left;
+          });
+          pull_row<true>({plan, over, overs, plan.gradient_rows * step, position}, to, line);
+          continue;
+        }
+        // Average: y = Σ x / weight, so dx = Σ g over rows and columns of windows: rows first, then columns.
+        const float* all = nullptr;
+        windows.each(h, [&](int64_t p) __attribute__((always_inline)) {
+          const float* next = g + static_cast<size_t>(p - p0) * step;
+          if (!all) {
+            all = next;
+            return;
+          }
+          for (size_t i = 0; i < step; i += kLanes) store(sum + i, load(all + i) + load(next + i));
+          all = sum;
+        });
+        if (all) {
+          over[0] = all + plan.gradient_left;
+          pull_row<false>({plan, over, 1, 0, position}, to, line);
+        } else {
+          fill(to, w, 0.0f);
+        }
+        if (is_norm) {  // y = sqrt(Σ x²), dx = Σ (dz / y) · x
+          load_line(call.x, n, c, first + r, w, line);
+          for (size_t i = 0; i < w; ++i) to[i] *= line[i];
+        }
+      }
+      put_rows(call.dx, n, c, first, count, w, dx, line);
+    }
+  }
+}
+
+// y = Σ x / weight over the whole plane: every value of dx (H, W) is dz / weight.
+void backward_global(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t h = static_cast<size_t>(plan.y.image), w = static_cast<size_t>(plan.x.image);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  float* g = scratch.take(2 * kPad);
+  float* y_row = scratch.take(2 * kPad);
+  float* line = scratch.take(plan.line_floats);
+  float* dx = scratch.take(h * w + 2 * kPad);
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    window_gradient(call, n, c, 0, 1, g, y_row);
+    divide_by_weights(plan, 0, g);
+    fill(dx, h * w, g[0]);
+    put_rows(call.dx, n, c, 0, h, w, dx, line);
+  }
+}
+
+// ---- backward: scattering the gradients of maxima ----
+
+// dx[index] += dz, for windows that overlap a lot and for indices that point anywhere in the plane.
+void backward_scatter(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  SplitRows rows(plan, &scratch);
+  float* g = scratch.take(plan.line_floats);
+  int32_t* index = scratch.take_indices(plan.line_floats);
+  float* y_row = scratch.take(plan.line_floats);
+  float* value = scratch.take(plan.line_floats);
+  float* dx = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
+  const size_t end = piece.row + piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    if (call.x.data) rows.start_plane(call.x, n, c);
+    const WindowGradients of{call, &rows, y_row, value, n, c};
+    for (size_t first = piece.row; first < end; first += plan.scatter_rows) {
+      const size_t count = end - first < plan.scatter_rows ? end - first : plan.scatter_rows;
+      const uint32_t start = static_cast<uint32_t>(first * w), positions = static_cast<uint32_t>(count * w);
+      const bool all = call.stray_indices;
+      const int64_t p0 = all ? 0 : plan.y.first_window(static_cast<int64_t>(first));
+      const int64_t p1 = all ? plan.y.windows : plan.y.end_window(static_cast<int64_t>(first + count - 1));
+      fill(dx, positions, 0.0f);
+      for (int64_t p = p0; p < p1; ++p) {
+        gradient_row(of, p, g, index);
+        for (size_t q = 0; q < windows; ++q) {
+          const uint32_t position = static_cast<uint32_t>(index[q]) - start;
+          if (position < positions) dx[position] += g[q];
+        }
+      }
+      put_rows(call.dx, n, c, first, count, w, dx, value);
+    }
+  }
+}
+
+// dx (P, Q) = dz[index]; dz (H, W) is staged in bands, and a row of dx is visited once per band.
+void backward_inverse(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t w = static_cast<size_t>(plan.x.image), h = static_cast<size_t>(plan.y.image);
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  float* dx = scratch.take(plan.line_floats);
+  int32_t* index = scratch.take_indices(plan.line_floats);
+  float* y_row = scratch.take(plan.line_floats);
+  float* dz = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
+  const bool accumulate = call.dx.accumulate, several_bands = plan.scatter_rows < h;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    for (size_t first = 0; first < h; first += plan.scatter_rows) {
+      const size_t count = h - first < plan.scatter_rows ? h - first : plan.scatter_rows;
+      const uint32_t start = static_cast<uint32_t>(first * w), positions = static_cast<uint32_t>(count * w);
+      for (size_t r = 0; r < count; ++r) window_gradient(call, n, c, first + r, w, dz + r * w, y_row);
+      for (size_t p = piece.row; p < piece.row + piece.rows; ++p) {
+        std::byte* to = call.dx.at(n, c, p);
+        // What other bands wrote goes through float32 and back unchanged.
+        if (accumulate || several_bands) load_line(call.dx, n, c, p, windows, dx);
+        load_indices(call.indices, n, c, p, windows, index);
+        for (size_t q = 0; q < windows; ++q) {
+          const uint32_t position = static_cast<uint32_t>(index[q]) - start;
+          if (position < positions) dx[q] = accumulate ? dx[q] + dz[position] : dz[position];
+        }
+        store_row(call.dx.type, to, call.dx.x_stride, windows, dx);
+      }
+    }
+  }
+}
+
+void backward(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  if (plan.function == BNNSPoolingFunctionUnMax) {
+    backward_inverse(call, piece, work);
+  } else if (plan.is_global_average) {
+    backward_global(call, piece, work);
+  } else if (plan.function == BNNSPoolingFunctionMax && (plan.prefer_scatter || call.stray_indices)) {
+    backward_scatter(call, piece, work);
+  } else {
+    backward_pull(call, piece, work);
+  }
+  fence();
+}
+
+// ---- the rest ----
+
+// Rows and columns of y and dy.
+size_t output_rows(const Plan& plan) {
+  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
+}
+size_t output_columns(const Plan& plan) {
+  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.x.image : plan.x.windows);
+}
+
+// y = activation(bias + …): db = Σ dz. A plane is summed in float32 vectors, planes are added in double.
+void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t columns = output_columns(plan);
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  float* dz = scratch.take(plan.line_floats);
+  float* y_row = scratch.take(plan.line_floats);
+  fill(dz, plan.line_floats, 0.0f);
+  for (size_t c = piece.plane; c < piece.plane + piece.planes; ++c) {
+    double total = 0.0;
+    for (size_t n = 0; n < call.batch; ++n) {
+      F plane = F{};
+      for (size_t row = 0; row < output_rows(plan); ++row) {
+        window_gradient(call, n, c, row, columns, dz, y_row);
+        for (size_t i = 0; i < columns; i += kLanes) plane += load(dz + i);
+      }
+      total += static_cast<double>(sum(plane));
+    }
+    std::byte* to = call.db + c * call.db_stride * bytes_of(call.db_type);
+    float value;
+    if (call.db_accumulate) {
+      load_row(call.db_type, to, 1, 1, &value);
+      total += static_cast<double>(value);
+    }
+    value = static_cast<float>(total);
+    store_row(call.db_type, to, 1, 1, &value);
+  }
+}
+
+OBN_INLINE U smaller(U a, U b) { return a < b ? a : b; }
+
+// Some of the n indices (padded with zeros to whole vectors) is not below W·H.
+bool has_out_of_range(const Plan& plan, const int32_t* index, size_t n) {
+  const U limit = U{} + static_cast<uint32_t>(plan.x.image * plan.y.image);
+  I found = I{};
+  for (size_t q = 0; q < n; q += kLanes) found |= reinterpret_cast<U>(load(index + q)) >= limit;
+  return any(found);
+}
+
+// Where an index lies outside its own window, in the windows q, q+1, … of a row: inside, the distance from the first
+// column of some window row is below the number of columns; before that column it wraps to a large number.
+OBN_INLINE I is_stray(const Plan& plan, U index, uint32_t first_row, uint32_t row_step, size_t rows, size_t q) {
+  const U count = reinterpret_cast<U>(load(plan.column_count + q));
+  U distance = index - reinterpret_cast<U>(load(plan.first_column + q)) - first_row;
+  U least = distance;
+  for (size_t k = 1; k < rows; ++k) {
+    distance -= row_step;
+    least = smaller(least, distance);
+  }
+  return least >= count;
+}
+
+OBN_INLINE bool has_stray(const Plan& plan, int64_t p, const int32_t* index) {
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const int64_t first = plan.y.first(p);
+  const size_t rows = static_cast<size_t>(plan.y.end(p) - first);
+  const uint32_t first_row = static_cast<uint32_t>((plan.y.start(p) + plan.y.dilation * first) * plan.x.image);
+  const uint32_t row_step = static_cast<uint32_t>(plan.y.dilation * plan.x.image);
+  if (rows == 0) return true;
+  I found = I{};
+  size_t q = 0;
+  for (; q + kLanes <= windows; q += kLanes)
+    found |= is_stray(plan, reinterpret_cast<U>(load(index + q)), first_row, row_step, rows, q);
+  if (q < windows) {
+    const I all = is_stray(plan, reinterpret_cast<U>(load_first_indices(index + q, windows - q)), first_row, row_step,
+                           rows, q);
+    found |= all & (iota() < static_cast<int32_t>(windows - q));
+  }
+  return any(found);
+}
+
+// Indices inside their windows are in range, so the range is looked at only in rows with others.
+unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  int32_t* line = reinterpret_cast<int32_t*>(work);  // (line_floats); what lies past a row stays 0, a harmless index
+  fill(reinterpret_cast<float*>(line), plan.line_floats, 0.0f);
+  // Not worth telling apart: columns between those of a dilated window, and windows outside the image.
+  const bool can_tell = plan.function == BNNSPoolingFunctionMax && plan.x.dilation == 1 && !plan.has_empty_columns;
+  const bool in_place = call.indices.type == BNNSDataTypeUInt32 && call.indices.x_stride == 1;
+  unsigned found = 0;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    for (size_t p = piece.row; p < piece.row + piece.rows; ++p) {
+      const int32_t* index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, p));
+      if (!in_place) {
+        load_indices(call.indices, n, c, p, windows, line);
+        index = line;
+      }
+      if (can_tell && !has_stray(plan, static_cast<int64_t>(p), index)) continue;
+      load_indices(call.indices, n, c, p, windows, line);
+      found |= kIndexStray | (has_out_of_range(plan, line, windows) ? kIndexOutOfRange : 0);
+    }
+  }
+  return found;
+}
+
+bool accepts_output(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t columns = output_columns(plan);
+  float* y_row = reinterpret_cast<float*>(work);  // (line_floats)
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    for (size_t row = piece.row; row < piece.row + piece.rows; ++row) {
+      load_line(call.y, n, c, row, columns, y_row);
+      if (!plan.activation.accepts(y_row, columns)) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {forward, backward, bias_backward, look_at_indices, accepts_output};
+
+}  // namespace obn::OBN_TARGET::pooling
