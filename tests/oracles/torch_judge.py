@@ -1,0 +1,114 @@
+"""PyTorch autograd in float64 as a judge. Import only where torch is installed."""
+
+import torch
+import torch.nn.functional as F
+
+ACTIVATIONS = {
+    "identity": lambda x, a, b: x,
+    "rectified_linear": lambda x, a, b: F.relu(x),
+    "leaky_rectified_linear": lambda x, a, b: F.leaky_relu(x, a),
+    "sigmoid": lambda x, a, b: torch.sigmoid(x),
+    "tanh": lambda x, a, b: torch.tanh(x),
+    "scaled_tanh": lambda x, a, b: a * torch.tanh(b * x),
+    "abs": lambda x, a, b: torch.abs(x),
+    "linear": lambda x, a, b: a * x,
+    "clamp": lambda x, a, b: torch.clamp(x, a, b),
+    "gelu_approximation": lambda x, a, b: F.gelu(x, approximate="tanh"),
+    "hard_sigmoid": lambda x, a, b: torch.clamp(a * x + b, 0.0, 1.0),
+    "softplus": lambda x, a, b: a * b * F.softplus(x, beta=b, threshold=1e9),
+    "softsign": lambda x, a, b: F.softsign(x),
+    "elu": lambda x, a, b: F.elu(x, a),
+    "clamped_leaky_rectified_linear": lambda x, a, b: torch.clamp(F.leaky_relu(x, a), max=b),
+    "linear_with_bias": lambda x, a, b: a * x + b,
+    "log_sigmoid": lambda x, a, b: F.logsigmoid(x),
+    "selu": lambda x, a, b: F.selu(x),
+    "celu": lambda x, a, b: F.celu(x, a),
+    "hard_shrink": lambda x, a, b: F.hardshrink(x, a),
+    "soft_shrink": lambda x, a, b: F.softshrink(x, a),
+    "tanh_shrink": lambda x, a, b: F.tanhshrink(x),
+    "threshold": lambda x, a, b: F.threshold(x, a, b),
+    "prelu_per_channel": lambda x, a, b: F.leaky_relu(x, a),
+    "gelu_approximation_2": lambda x, a, b: F.hardswish(x),
+    "hard_swish": lambda x, a, b: F.hardswish(x),
+    "silu": lambda x, a, b: F.silu(x),
+    "relu6": lambda x, a, b: F.relu6(x),
+    "erf": lambda x, a, b: torch.erf(x),
+    "gelu": lambda x, a, b: F.gelu(x),
+    "gelu_approximation_sigmoid": lambda x, a, b: x * torch.sigmoid(1.702 * x),
+}
+
+
+def activation(name, x, dy, alpha=0.0, beta=0.0):
+    """y and dx, float64 arrays of the shape of x."""
+    x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    y = ACTIVATIONS[name](x, alpha, beta)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    return y.detach().numpy(), x.grad.numpy()
+
+
+def softmax(x, dy, axes, log):
+    """y and dx of a joint softmax over `axes`: those are moved last and flattened for torch."""
+    x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    last = list(range(x.ndim - len(axes), x.ndim))
+    moved = torch.movedim(x, list(axes), last)
+    rows = moved.reshape((*moved.shape[: x.ndim - len(axes)], -1))
+    rows = F.log_softmax(rows, dim=-1) if log else F.softmax(rows, dim=-1)
+    y = torch.movedim(rows.reshape(moved.shape), last, list(axes))
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    return y.detach().numpy(), x.grad.numpy()
+
+
+def pooling(function, x, dy, geometry, indices=None, bias=None, fused=("identity", 0.0, 0.0)):
+    """y, dx and dbias of one pooling layer; x (n, c, h, w), or (n, c, oh, ow) for unmax."""
+    x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    bias = torch.tensor(bias if bias is not None else [0.0] * x.shape[1], dtype=torch.float64)
+    bias.requires_grad_()
+    name, alpha, beta = fused
+    z = _pool(function, x, geometry, indices) + bias[:, None, None]
+    y = ACTIVATIONS[name](z, alpha, beta)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    return y.detach().numpy(), x.grad.numpy(), bias.grad.numpy()
+
+
+def _pool(function, x, geometry, indices):
+    n, c = x.shape[:2]
+    if function == "unmax":
+        planes = torch.zeros((n, c, geometry.image[0] * geometry.image[1]), dtype=torch.float64)
+        where = torch.tensor(indices.astype("int64")).reshape(n, c, -1)
+        return planes.scatter(2, where, x.reshape(n, c, -1)).reshape((n, c, *geometry.image))
+    if function == "max":
+        padded = _padded(x, geometry, -torch.inf)
+        y = F.max_pool2d(padded, geometry.kernel, geometry.stride, 0, geometry.dilation)
+        y = y[:, :, : geometry.windows[0], : geometry.windows[1]]
+        return torch.where(_inside_counts(geometry) > 0, y, torch.zeros_like(y))
+    if function == "l2_norm":
+        return torch.sqrt(_sums(x**2, geometry))
+    if function == "average":
+        return _sums(x, geometry) / (geometry.kernel[0] * geometry.kernel[1])
+    return _sums(x, geometry) / torch.clamp(_inside_counts(geometry), min=1.0)
+
+
+def _padded(x, geometry, value):
+    """x with borders so wide that every window, overhanging or not, lies inside."""
+    after = [
+        geometry.stride[k] * (geometry.windows[k] - 1)
+        + geometry.dilation[k] * (geometry.kernel[k] - 1)
+        + 1
+        - geometry.before[k]
+        - geometry.image[k]
+        for k in range(2)
+    ]
+    up, left = geometry.before
+    return F.pad(x, (left, max(after[1], 0), up, max(after[0], 0)), value=value)
+
+
+def _sums(x, geometry):
+    """Window sums as a depthwise convolution with ones."""
+    ones = torch.ones((x.shape[1], 1, *geometry.kernel), dtype=torch.float64)
+    padded = _padded(x, geometry, 0.0)
+    y = F.conv2d(padded, ones, None, geometry.stride, 0, geometry.dilation, x.shape[1])
+    return y[:, :, : geometry.windows[0], : geometry.windows[1]]
+
+
+def _inside_counts(geometry):
+    return _sums(torch.ones((1, 1, *geometry.image), dtype=torch.float64), geometry)

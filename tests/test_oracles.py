@@ -1,0 +1,111 @@
+"""The judges judged: closed forms against finite differences in float64 and against PyTorch."""
+
+import numpy as np
+import pytest
+from cases import activation as activation_cases
+from cases import generator
+from cases import pooling as pooling_cases
+from oracles import activation, pooling
+from oracles.differences import away_from
+
+STEP = 1e-6
+
+
+def geometries():
+    return [g for g in pooling_cases.GEOMETRIES if "split" not in g.tags]
+
+
+def inputs_for(name):
+    """Values over the interesting range that keep away from jumps of the slope."""
+    alpha, beta = activation_cases.PARAMETERS[name]
+    kinks = activation_cases.KINKS.get(name, lambda a, b: ())(alpha, beta)
+    return away_from(np.linspace(-7.0, 7.0, 1001), kinks, 0.01), alpha, beta
+
+
+@pytest.mark.parametrize("name", activation_cases.PARAMETERS)
+def test_activation_slope_is_the_limit_of_differences(name):
+    x, a, b = inputs_for(name)
+    function = activation.FUNCTIONS[name]
+    difference = (function.forward(x + STEP, a, b) - function.forward(x - STEP, a, b)) / (2 * STEP)
+    np.testing.assert_allclose(function.slope(x, a, b), difference, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, f in activation.FUNCTIONS.items() if f.slope_from_y is not None]
+)
+def test_activation_slope_from_output_is_the_slope(name):
+    x, a, b = inputs_for(name)
+    if name == "gelu_approximation_sigmoid":
+        x = x[x >= 0]  # below zero an output does not tell its input
+    function = activation.FUNCTIONS[name]
+    y = function.forward(x, a, b)
+    np.testing.assert_allclose(
+        function.slope_from_y(y, a, b), function.slope(x, a, b), rtol=1e-7, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", activation_cases.PARAMETERS)
+def test_activation_agrees_with_torch(name):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    x, a, b = inputs_for(name)
+    dy = np.cos(np.arange(x.size))
+    y, dx = torch_judge.activation(name, x, dy, a, b)
+    function = activation.FUNCTIONS[name]
+    np.testing.assert_allclose(function.forward(x, a, b), y, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(dy * function.slope(x, a, b), dx, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("axes", [(1,), (0,), (1, 3), (0, 1, 2, 3)])
+def test_softmax_agrees_with_torch(axes, log):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    rng = np.random.default_rng(0)
+    x, dy = rng.standard_normal((2, 3, 4, 5, 6))[0], rng.standard_normal((3, 4, 5, 6))
+    y, dx = torch_judge.softmax(x, dy, axes, log)
+    ours = activation.log_softmax(x, axes) if log else activation.softmax(x, axes)
+    back = activation.log_softmax_backward if log else activation.softmax_backward
+    np.testing.assert_allclose(ours, y, rtol=1e-12)
+    np.testing.assert_allclose(back(ours, dy, axes), dx, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", ["max", "average", "average_exclude_padding", "l2_norm"])
+@pytest.mark.parametrize("case", geometries(), ids=str)
+def test_pooling_gradient_is_the_limit_of_differences(case, function):
+    rng = generator(case)
+    x, dy = rng.standard_normal(case.image), rng.standard_normal(case.pooled)
+    dx = pooling.backward(function, x, dy, case.geometry)
+    direction = rng.standard_normal(case.image)
+    ahead, _ = pooling.forward(function, x + STEP * direction, case.geometry)
+    behind, _ = pooling.forward(function, x - STEP * direction, case.geometry)
+    change = (dy * (ahead - behind)).sum() / (2 * STEP)
+    np.testing.assert_allclose((dx * direction).sum(), change, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", pooling_cases.FUNCTIONS)
+@pytest.mark.parametrize("case", geometries(), ids=str)
+def test_pooling_agrees_with_torch(case, function):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    rng = generator(case)
+    image = rng.standard_normal(case.image)
+    largest, indices = pooling.max_pool(image, case.geometry)
+    x = largest if function == "unmax" else image
+    dy = rng.standard_normal(case.image if function == "unmax" else case.pooled)
+    # torch has no slope for the root of an empty window's zero: give it no weight
+    if function == "l2_norm":
+        dy = np.where(pooling.l2_norm_pool(x, case.geometry) == 0, 0.0, dy)
+    y, dx, dbias = torch_judge.pooling(function, x, dy, case.geometry, indices)
+    ours, _ = pooling.forward(function, x, case.geometry, indices)
+    np.testing.assert_allclose(ours, y, rtol=1e-12, atol=1e-14)
+    dx = np.nan_to_num(dx)
+    np.testing.assert_allclose(
+        pooling.backward(function, x, dy, case.geometry, indices), dx, rtol=1e-9, atol=1e-12
+    )
+    np.testing.assert_allclose(dy.sum(axis=(0, 2, 3)), dbias, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
+def test_unpack_is_the_inverse_of_pack(bits):
+    codes = np.arange(37) % (1 << bits)
+    packed = activation.pack(codes, bits)
+    assert packed.size == (37 * bits + 7) // 8
+    np.testing.assert_array_equal(activation.unpack(packed, bits, 37, signed=False), codes)

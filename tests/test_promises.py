@@ -1,0 +1,458 @@
+"""What the library promises beside right numbers: no allocation when warm, the same bits for any
+number of threads, shared memory, outputs left alone by failing calls, no uninvited imports."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openbnns
+import ports
+import pytest
+from cases import activation as activation_cases
+from cases import dtype_of, is_sentinel
+from cases import pooling as pooling_cases
+from cases.descriptors import activation_layer, image, pooling_parameters
+from cases.marks import marked
+from openbnns import c
+from oracles.tolerance import assert_close, assert_same_bits
+
+TESTS = Path(__file__).parent
+
+SPLIT = [
+    marked(case)
+    for case in pooling_cases.CASES + activation_cases.CASES
+    if case.tags & {"split", "large"}
+]
+
+
+def assert_same_results(ours, theirs):
+    """Compares what two runs of a case gave, bit by bit."""
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        assert_same_bits(array, theirs[name])
+
+
+def run_python(code, **environment):
+    """Runs code in a fresh interpreter that finds the cases; its standard output."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# ---- memory ----
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts through the GNU C library")
+@pytest.mark.skipif(not ports.COMPILERS[".c"], reason="needs a C compiler")
+def test_warm_calls_allocate_nothing(tmp_path):
+    source = ports.FOLDER / "allocations.c"
+    program = ports.build(ports.COMPILERS[".c"][0], source, tmp_path)
+    assert ports.run([program]) == ports.expected(source)
+
+
+class CountingAllocator:
+    """alloc_memory and free_memory for a filter: who got what, and is all of it back."""
+
+    def __init__(self):
+        self.blocks = {}  # address -> memory
+        self.calls = 0
+        self.strangers = 0  # frees of what was never given
+        self.alloc = c.BNNSAlloc(self._alloc)
+        self.free = c.BNNSFree(self._free)
+
+    def _alloc(self, target, alignment, size):
+        self.calls += 1
+        memory = ctypes.create_string_buffer(size + alignment)
+        address = -(-ctypes.addressof(memory) // alignment) * alignment
+        self.blocks[address] = memory
+        ctypes.c_void_p.from_address(ctypes.cast(target, ctypes.c_void_p).value).value = address
+        return 0
+
+    def _free(self, address):
+        if self.blocks.pop(address, None) is None:
+            self.strangers += 1
+
+    def options(self):
+        return c.BNNSFilterParameters(alloc_memory=self.alloc, free_memory=self.free)
+
+
+def pooling_filter(options):
+    parameters = pooling_parameters(0, image((3, 40, 40)), image((3, 20, 20)), (2, 2), (2, 2))
+    return c.BNNSFilterCreateLayerPooling(parameters, options)
+
+
+def activation_filter(options):
+    side = image((3, 40, 40))
+    return activation_layer(29, side, side, filter_params=options, alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    ("create", "outputs"), [(pooling_filter, 3 * 20 * 20), (activation_filter, 3 * 40 * 40)]
+)
+def test_callers_allocator_is_used_and_balanced(create, outputs):
+    allocator = CountingAllocator()
+    f = create(allocator.options())
+    assert f, c.last_error()
+    assert allocator.calls > 0
+    x, y = np.ones((8, 3, 40, 40), np.float32), np.empty((8, outputs), np.float32)
+    assert c.BNNSFilterApplyBatch(f, 8, x, 0, y, 0) == 0, c.last_error()
+    warm = allocator.calls
+    for _ in range(5):
+        assert c.BNNSFilterApplyBatch(f, 8, x, 0, y, 0) == 0
+    assert allocator.calls == warm
+    c.BNNSFilterDestroy(f)
+    assert allocator.blocks == {}
+    assert allocator.strangers == 0
+
+
+@pytest.mark.parametrize("create", [pooling_filter, activation_filter])
+def test_failing_allocator_gives_no_filter(create):
+    given = CountingAllocator()
+    create_once = create(given.options())
+    needed = given.calls
+    c.BNNSFilterDestroy(create_once)
+    for allowed in range(needed):  # refuse the first, then the second, ... request
+        allocator = CountingAllocator()
+        honest = allocator._alloc
+
+        def grudging(target, alignment, size, allocator=allocator, honest=honest, most=allowed):
+            return honest(target, alignment, size) if allocator.calls < most else 12
+
+        allocator.alloc = c.BNNSAlloc(grudging)
+        assert create(allocator.options()) is None
+        assert c.last_error()
+        assert allocator.blocks == {}
+
+
+def test_lone_allocator_callback_is_refused():
+    allocator = CountingAllocator()
+    for options in (
+        c.BNNSFilterParameters(alloc_memory=allocator.alloc),
+        c.BNNSFilterParameters(free_memory=allocator.free),
+    ):
+        assert pooling_filter(options) is None
+        assert c.last_error()
+
+
+def test_many_filters_leave_nothing_behind():
+    allocator = CountingAllocator()
+    for _ in range(200):
+        c.BNNSFilterDestroy(pooling_filter(allocator.options()))
+        c.BNNSFilterDestroy(activation_filter(allocator.options()))
+    assert allocator.blocks == {}
+
+
+def test_results_share_memory_with_out():
+    case = pooling_cases.CASES[0]
+    y, _ = case.empty_output()
+    assert case.layer().apply(case.input(), out=y) is y
+    case = activation_cases.CASES[0]
+    y, _ = case.empty_output()
+    layer = case.layer()
+    assert layer.apply(case.input(), out=y) is y
+    dx = np.empty(case.shape, np.float32)
+    grads = layer.apply_backward(case.input(), y, case.output_gradient(), input_gradient=dx)
+    assert grads.input is dx
+
+
+def test_handles_of_many_filters_are_distinct_and_reusable():
+    handles = [pooling_filter(None) for _ in range(500)]
+    assert None not in handles
+    assert len(set(handles)) == len(handles)
+    for handle in handles[::2]:
+        c.BNNSFilterDestroy(handle)
+    later = [pooling_filter(None) for _ in range(250)]
+    assert not set(later) & set(handles)  # a dead handle never comes back to life
+    for handle in later + handles[1::2]:
+        c.BNNSFilterDestroy(handle)
+
+
+# ---- threads ----
+
+
+@pytest.fixture
+def threads():
+    """Restores the limit after a test has changed it."""
+    before = openbnns.get_num_threads()
+    yield openbnns.set_num_threads
+    openbnns.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", SPLIT)
+def test_any_number_of_threads_gives_the_same_bits(case, threads):
+    threads(1)
+    alone = case.results()
+    for count in (2, 7):
+        threads(count)
+        assert_same_results(case.results(), alone)
+
+
+def test_layers_limit_their_own_threads_with_the_same_bits(threads):
+    threads(2)
+    case = next(p for p in pooling_cases.CASES if "split" in p.tags)
+    assert_same_results(case.results(num_threads=2), case.results(num_threads=1))
+
+
+def test_gumbel_has_the_same_bits_for_any_number_of_threads(threads):
+    layer = openbnns.ActivationLayer(openbnns.Activation.gumbel(1.0 - 2e-7, 1e-7), input=(100_000,))
+    x, runs = np.zeros((1, 100_000), np.float32), []
+    for count in (1, 2, 7):
+        threads(count)
+        openbnns.set_seed(3)
+        runs.append(layer.apply(x))
+    assert_same_bits(runs[1], runs[0])
+    assert_same_bits(runs[2], runs[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_thread_limit_is_respected():
+    code = """
+import os, numpy as np, openbnns
+limit = {limit}
+openbnns.set_num_threads({setting})
+before = len(os.listdir("/proc/self/task"))
+layer = openbnns.ActivationLayer("tanh", input=(1 << 20,), num_threads=limit)
+x = np.ones((4, 1 << 20), np.float32)
+for _ in range(3):
+    layer.apply(x)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert int(run_python(code.format(limit=None, setting=1))) == 0
+    assert int(run_python(code.format(limit=1, setting=4))) == 0
+    assert int(run_python(code.format(limit=None, setting=3))) <= 2
+    assert int(run_python(code.format(limit=2, setting=4))) <= 3
+
+
+def test_thread_setting_reads_back(threads):
+    for count in (1, 3, 2):
+        threads(count)
+        assert openbnns.get_num_threads() == count
+    c.obn_set_num_threads(0)
+    assert openbnns.get_num_threads() >= 1
+
+
+def test_many_python_threads_at_once(threads):
+    """Every thread has its own layers; all of them share the pool. One layer is shared."""
+    threads(2)
+    case = next(p for p in pooling_cases.CASES if "split" in p.tags)
+    expected = case.results()
+    shared, x = case.layer(), case.input()
+    activation = activation_cases.ActivationCase("tanh", (2, 3, 50, 67))
+    expected_activation = activation.results()
+    failures = []
+
+    def work():
+        try:
+            for _ in range(10):
+                assert_same_results(case.results(), expected)
+                assert_same_results(activation.results(), expected_activation)
+                assert_same_bits(shared.apply(x), expected["y"])
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+
+
+def test_filters_come_and_go_on_many_threads():
+    failures = []
+
+    def work():
+        x, y = np.ones((3, 40, 40), np.float32), np.empty((3, 20, 20), np.float32)
+        for _ in range(200):
+            f = pooling_filter(None)
+            if c.BNNSFilterApply(f, x, y) or not (y == 1.0).all():
+                failures.append(c.last_error())
+            c.BNNSFilterDestroy(f)
+            if c.BNNSFilterApply(f, x, y) != -1:
+                failures.append("a dead filter worked")
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures == []
+
+
+def test_error_sentences_belong_to_their_thread():
+    c.obn_clear_error()
+    seen = []
+
+    def fail():
+        c.BNNSFilterApply(None, None, None)
+        seen.append(c.last_error())
+
+    worker = threading.Thread(target=fail)
+    worker.start()
+    worker.join()
+    assert seen[0]
+    assert c.last_error() == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_child_computes_after_the_parent_did():
+    code = """
+import multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import numpy as np, openbnns
+openbnns.set_num_threads(2)
+layer = openbnns.ActivationLayer("tanh", input=(1 << 18,))
+x = np.linspace(-3, 3, 4 << 18, dtype=np.float32).reshape(4, -1)
+expected = layer.apply(x)
+
+def child(queue):
+    old = layer.apply(x)
+    new = openbnns.ActivationLayer("tanh", input=(1 << 18,)).apply(x)
+    queue.put(old.tobytes() == new.tobytes() == expected.tobytes())
+
+context = multiprocessing.get_context("fork")
+queue = context.Queue()
+workers = [context.Process(target=child, args=(queue,)) for _ in range(2)]
+for worker in workers:
+    worker.start()
+print([queue.get(timeout=60) for _ in workers])
+for worker in workers:
+    worker.join(30)
+print([worker.exitcode for worker in workers])
+print(layer.apply(x).tobytes() == expected.tobytes())
+"""
+    assert run_python(code).split("\n")[:3] == ["[True, True]", "[0, 0]", "True"]
+
+
+# ---- instruction sets ----
+
+EVERYTHING = """
+import os
+import numpy as np
+import openbnns
+from cases import activation, has_bfloat16, pooling
+arrays = {"isa": np.array(openbnns.isa())}
+for case in pooling.CASES + activation.CASES:
+    needs = {case.dtype, case.stored}
+    if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
+        continue
+    for name, array in case.results().items():
+        arrays[f"{case} {name}"] = array if array.dtype.kind in "uf" else array.astype("f4")
+np.savez(os.environ["RESULTS"], **arrays)
+"""
+
+AVAILABLE = [
+    name for name in ("portable", "avx2", "avx512", "neon") if c.obn_isa_available(name) == 1
+]
+
+
+def results_with(isa, folder):
+    """Results of the whole case list from a process that is told to use `isa`."""
+    file = folder / f"{isa}.npz"
+    run_python(EVERYTHING, OPENBNNS_ISA=isa, RESULTS=str(file))
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
+def test_instruction_sets_agree(tmp_path):
+    assert AVAILABLE
+    runs = {isa: results_with(isa, tmp_path) for isa in AVAILABLE}
+    for isa, run in runs.items():
+        assert str(run.pop("isa")) == isa
+    reference = runs[AVAILABLE[0]]
+    assert len(reference) > 500
+    for run in runs.values():
+        assert run.keys() == reference.keys()
+        for name, array in run.items():
+            if array.dtype.kind == "u":
+                np.testing.assert_array_equal(array, reference[name], err_msg=name)
+            else:
+                assert_close_between(array, reference[name], name)
+
+
+def assert_close_between(one, two, name):
+    """Two instruction sets may differ by rounding, so by one unit of the narrowest type in play;
+    sums of up to 1e5 terms of both signs (bias, alpha, the gradients of log-softmax) by more."""
+    unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
+    is_sum = name.endswith("sum") or name.startswith("log_softmax")
+    np.testing.assert_allclose(one, two, rtol=unit, atol=4e-4 if is_sum else 4e-6, err_msg=name)
+
+
+def test_unknown_instruction_set_falls_back():
+    code = "import openbnns; print(openbnns.isa())"
+    assert run_python(code, OPENBNNS_ISA="abacus").strip() in AVAILABLE
+
+
+# ---- failing calls and imports ----
+
+
+def test_failing_calls_leave_outputs_alone():
+    case = pooling_cases.CASES[0]
+    layer, x = case.layer(), case.input()
+    y, _ = case.empty_output()
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x.astype(np.float16), out=y)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x[:, :, :-1], out=y)
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(x, out=y)
+    assert is_sentinel(y)
+
+
+def test_import_invites_no_guests():
+    code = """
+import sys
+import numpy
+before = set(sys.modules)
+import openbnns
+guests = {"torch", "jax", "ml_dtypes", "sklearn", "scipy", "pandas", "matplotlib"}
+print(sorted(guests & set(sys.modules)))
+"""
+    assert run_python(code).strip() == "[]"
+
+
+def test_only_numpy_is_needed():
+    code = """
+import sys
+for guest in ("torch", "jax", "ml_dtypes", "sklearn", "scipy"):
+    sys.modules[guest] = None
+import numpy as np, openbnns
+x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+print(openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2).apply(x).tolist())
+print(openbnns.ActivationLayer("relu", input=(2,)).apply(np.float32([[-1, 1]])).tolist())
+"""
+    assert run_python(code).split("\n")[:2] == ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
+
+
+def test_dtype_of_results_is_that_of_the_layer():
+    for name in ("float32", "float16"):
+        case = replace(pooling_cases.CASES[0], dtype=name)
+        assert case.layer().apply(case.input()).dtype == dtype_of(name)
+
+
+def test_large_results_agree_with_small_ones():
+    """Streaming stores and other paths for large arrays change no value."""
+    sample = replace(pooling_cases.TYPICAL, image=(1, 64, 112, 112), function="average")
+    large = replace(sample, image=(12, 64, 112, 112))
+    x, dy = large.input(), large.output_gradient()
+    whole, part = large.layer(), sample.layer()
+    y, dx = whole.apply(x), whole.apply_backward(x, None, dy).input
+    for n in (0, 11):
+        assert_same_bits(y[n : n + 1], part.apply(x[n : n + 1]))
+        assert_close(
+            dx[n : n + 1], part.apply_backward(None, None, dy[n : n + 1]).input.astype(np.float64)
+        )

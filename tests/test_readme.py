@@ -1,0 +1,71 @@
+"""The README tells the truth: its Python blocks run, its support table matches the library."""
+
+import re
+from pathlib import Path
+
+import openbnns
+import pytest
+from openbnns import c
+
+README = Path(__file__).parent.parent / "README.md"
+HEADERS = openbnns.include_dir() / "openbnns" / "bnns"
+BEGIN, END = "<!-- support:begin -->", "<!-- support:end -->"
+
+
+def text():
+    assert README.is_file(), f"{README.name} is missing"
+    return README.read_text(encoding="utf-8")
+
+
+def built_by_family():
+    """{family: (functions built, functions declared)}, one family per header."""
+    counts = {}
+    for header in sorted(HEADERS.glob("*.h")):
+        source = re.sub(r"/\*.*?\*/", "", header.read_text(encoding="utf-8"), flags=re.DOTALL)
+        names = re.findall(r"^OBN_API [\w\s*]+?\b(\w+)\(", source, re.MULTILINE)
+        answers = [c.obn_is_implemented(name) for name in names]
+        assert -1 not in answers, f"{header.name} declares a function the library does not know"
+        if names:
+            counts[header.stem] = (sum(answers), len(names))
+    return counts
+
+
+def table_rows():
+    """{family: (built, of)} as the README states them."""
+    readme = text()
+    assert BEGIN in readme, f"README.md has no support table: {BEGIN} is missing"
+    assert END in readme, f"README.md has no support table: {END} is missing"
+    lines = readme.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+    assert rows[0] == ["family", "functions built", "of"]
+    return {row[0].strip("`"): (int(row[1]), int(row[2])) for row in rows[2:]}
+
+
+def test_support_table_matches_the_library():
+    assert table_rows() == built_by_family()
+
+
+def test_activation_and_pooling_are_complete():
+    counts = built_by_family()
+    for family in ("activation", "pooling"):
+        built, total = counts[family]
+        assert built == total > 0
+
+
+def test_support_agrees_with_the_library():
+    support = openbnns.support()
+    assert support
+    for name, built in support.items():
+        assert built is (c.obn_is_implemented(name) == 1)
+
+
+def test_python_blocks_run(tmp_path, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```", text(), re.DOTALL | re.MULTILINE)
+    assert blocks, "README.md shows no Python"
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "readme"}
+    for number, block in enumerate(blocks, 1):
+        try:
+            exec(compile(block, f"README.md, block {number}", "exec"), namespace)
+        except Exception as error:
+            pytest.fail(f"block {number} of README.md: {error!r}\n{block}")
