@@ -119,6 +119,7 @@ struct Plan {
   bool prefer_scatter;             // max backward: windows overlap so much that scattering beats comparing
   bool is_global_average;          // one window over the whole plane, which fits into a stage
   bool is_in_pairs;                // stride 2, columns 0, 1 or -1, 0, 1, at most three rows: 2x2, 3x3 with padding 1
+  bool pushes;                     // backward of 2x2 and 3x3 with padding 1, stride 2 both ways, except L2 norms
   bool has_empty_columns;          // some window has no column inside the image
   const Column* columns;           // (columns_count) in order of kx
   const Column* columns_by_residue;  // the same, sorted by residue
@@ -141,6 +142,7 @@ struct Plan {
   size_t line_floats;              // one plain row of the image or of the windows
   size_t forward_rows;             // window rows (UnMax: image rows) staged at a time
   size_t backward_rows;            // image rows staged at a time
+  size_t push_rows;                // the same when windows push their gradients
   size_t scatter_rows;             // the same when scattering
   size_t gradient_rows;            // window rows that backward_rows image rows can touch
   size_t gradient_left;            // zeros in front of a staged row of window gradients

@@ -182,8 +182,8 @@ OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t ro
 
 // ---- image rows, split by residue ----
 
-// Asks for what lies kAhead behind an image row that is about to be read: images are walked from one end to the other.
-// About 10 % of a max forward that memory limits (on a busy machine); no gain was seen for averages or in backward.
+// Asks for what lies kAhead behind an image row that is about to be read. Rows are consumed several at a time, which
+// the machine's own prefetching does not follow: a max forward from memory takes a quarter longer without this.
 constexpr size_t kAhead = 2048;
 OBN_INLINE void prefetch_behind(const std::byte* row, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + kAhead + i);
@@ -259,7 +259,6 @@ bool has_nan(const float* row, size_t n) {
   rows.held[slot] = static_cast<int32_t>(h);
   const Tensor& x = *rows.x;
   const std::byte* at = x.at(rows.n, rows.c, h);
-  prefetch_behind(at, w * bytes_of(x.type));
   const float* from = reinterpret_cast<const float*>(at);
   if (x.type != BNNSDataTypeFloat32 || x.x_stride != 1) {
     load_row(x.type, at, x.x_stride, w, rows.line);
@@ -401,6 +400,17 @@ OBN_INLINE F slide(F before, F v) {
 #endif
 }
 
+// All but the first lane of v, then the first of `after`.
+OBN_INLINE F slide_back(F v, F after) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_alignr_epi32(reinterpret_cast<__m512i>(after), reinterpret_cast<__m512i>(v), 1));
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(v, after, 1, 2, 3, 4, 5, 6, 7, 8);
+#else
+  return __builtin_shufflevector(v, after, 1, 2, 3, 4);
+#endif
+}
+
 // The columns of kLanes windows in kRows image rows: even and odd ones, and (kThird) the odd ones before.
 template <size_t kRows, bool kThird>
 struct Pairs {
@@ -434,32 +444,60 @@ struct Pairs {
   }
 };
 
-template <size_t kRows, bool kThird, bool kNan>
-OBN_INLINE void keep_largest_pairs(const Pairs<kRows, kThird>& pairs, const int32_t* position, F* best, I* code) {
+// The slow way for vectors with a NaN in them: the first NaN wins.
+template <size_t kRows, bool kThird>
+[[gnu::noinline]] void largest_pairs_nan(const Pairs<kRows, kThird>& pairs, const Under& under, F* best, I* code) {
+  *best = splat(-__builtin_inff());
   for (size_t r = 0; r < kRows; ++r) {
-    if (kThird) keep_largest<kNan>(pairs.before[r], position[r] - 1, best, code);
-    keep_largest<kNan>(pairs.even[r], position[r], best, code);
-    keep_largest<kNan>(pairs.odd[r], position[r] + 1, best, code);
+    const int32_t row = under.position[r] - under.position[0];
+    if (kThird) keep_largest<true>(pairs.before[r], row - 1, best, code);
+    keep_largest<true>(pairs.even[r], row, best, code);
+    keep_largest<true>(pairs.odd[r], row + 1, best, code);
   }
 }
 
+// A maximum and where it is, the earlier of two equal ones.
+struct Best {
+  F value;
+  I code;
+};
+OBN_INLINE Best larger(Best first, Best then) {
+  const F value = max(then.value, first.value);
+#if defined(__AVX512F__)
+  const __mmask16 take = _mm512_cmp_ps_mask(reinterpret_cast<__m512>(then.value),
+                                            reinterpret_cast<__m512>(first.value), _CMP_GT_OQ);
+  return {value, reinterpret_cast<I>(_mm512_mask_mov_epi32(reinterpret_cast<__m512i>(first.code), take,
+                                                           reinterpret_cast<__m512i>(then.code)))};
+#else
+  return {value, then.value > first.value ? then.code : first.code};
+#endif
+}
+
+// Without a NaN the columns of each row are compared first, then the rows: short chains of dependent instructions.
 template <size_t kRows, bool kThird>
 void largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const F padding = splat(-__builtin_inff());
   Pairs<kRows, kThird> pairs(padding);
-  I moved = iota() * 2;
+  I moved = iota() * 2 + under.position[0];  // codes are positions relative to it
   for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(2 * kLanes)) {
     pairs.next(under, q, w, padding);
-    F best = padding;
-    I code = load(plan.first_column + q) + under.position[0] - moved;
+    // The first column inside the image: what a window that is -inf everywhere has as index.
+    const I first = load(plan.first_column + q) + under.position[0] - moved;
+    Best best{padding, first};
     if (pairs.has_nan()) [[unlikely]] {
-      keep_largest_pairs<kRows, kThird, true>(pairs, under.position, &best, &code);
+      largest_pairs_nan(pairs, under, &best.value, &best.code);
     } else {
-      keep_largest_pairs<kRows, kThird, false>(pairs, under.position, &best, &code);
+      for (size_t r = 0; r < kRows; ++r) {
+        const int32_t row = under.position[r] - under.position[0];
+        Best of_row{pairs.even[r], splat(row)};
+        if (kThird) of_row = larger({pairs.before[r], first + row}, of_row);
+        of_row = larger(of_row, {pairs.odd[r], splat(row + 1)});
+        best = r == 0 ? of_row : larger(best, of_row);
+      }
     }
-    store(y + q, best);
-    store(index + q, code + moved);
+    store(y + q, best.value);
+    store(index + q, best.code + moved);
   }
 }
 
@@ -942,6 +980,196 @@ void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
   }
 }
 
+// ---- backward: 2x2, and 3x3 with padding 1, both of stride 2 ----
+
+// Here windows push: a vector of them is loaded once, and what it gives to each image row and column is picked in
+// registers. Pulling, which serves every geometry, loads it once per position and takes about twice as long.
+
+// Rows of dx, in order, collected in scratch and put down a few at a time.
+struct Band {
+  const Call& call;
+  size_t n;
+  size_t c;
+  float* stage;     // (capacity, W)
+  float* spare;     // (line_floats) takes rows that belong to a neighbour's band
+  size_t capacity;  // at least 2
+  size_t next;      // row that comes next
+  size_t end;
+  size_t staged = 0;
+
+  // Where row h goes, whose turn it is unless it lies outside the band. At most `capacity` between calls of make_room.
+  [[gnu::always_inline]] inline float* at(int64_t h) {
+    if (h < static_cast<int64_t>(next) || h >= static_cast<int64_t>(end)) return spare;
+    ++next;
+    return stage + staged++ * static_cast<size_t>(call.plan->x.image);
+  }
+  void put() {
+    const size_t w = static_cast<size_t>(call.plan->x.image);
+    put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
+    staged = 0;
+  }
+  [[gnu::always_inline]] inline void make_room(size_t rows) {
+    if (staged + rows > capacity) put();
+  }
+};
+
+// What a vector of windows gives to the position `wanted` behind their first: all of g, or (kMax) g where the maximum
+// lies there.
+template <bool kMax>
+OBN_INLINE F share(F g, I offset, int32_t wanted) {
+  if constexpr (!kMax) return g;
+#if defined(__AVX512F__)
+  const __mmask16 is_there =
+      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(offset), _mm512_set1_epi32(wanted));
+  return reinterpret_cast<F>(_mm512_maskz_mov_ps(is_there, reinterpret_cast<__m512>(g)));
+#else
+  return offset == wanted ? g : F{};
+#endif
+}
+
+// Windows j, j+1, … of one row: their gradients, and where the maxima lie relative to position `origin`.
+template <bool kMax>
+struct Windows {
+  F g;
+  I offset;
+
+  [[gnu::always_inline]] inline void load_from(const float* g_row, const int32_t* index_row, size_t j, size_t windows,
+                                               I origin) {
+    g = load_clipped(g_row, j, windows, F{});
+    if (!kMax) return;
+    if (j + kLanes <= windows) {
+      offset = load(index_row + j) - origin;
+    } else {  // no gradient behind the last window: any offset will do
+      offset = (j < windows ? load_first_indices(index_row + j, windows - j) : I{}) - origin;
+    }
+  }
+};
+
+// Columns 2j, 2j + 1, … of row (W), and nothing past its end: the row behind it may be there already.
+OBN_INLINE void store_pairs(float* row, size_t w, size_t j, F even, F odd) {
+  F low, high;
+  join_pairs(even, odd, &low, &high);
+  const size_t left = w - 2 * j;
+  if (left >= 2 * kLanes) [[likely]] {
+    store(row + 2 * j, low);
+    store(row + 2 * j + kLanes, high);
+  } else if (left >= kLanes) {
+    store(row + 2 * j, low);
+    store_first(row + 2 * j + kLanes, high, left - kLanes);
+  } else {
+    store_first(row + 2 * j, low, left);
+  }
+}
+
+// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. origin: position (0, 2p).
+template <bool kMax>
+void push_two(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
+              float* bottom) {
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const int32_t down = static_cast<int32_t>(w);
+  I first = iota() * 2 + origin;
+  for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
+    Windows<kMax> here;
+    here.load_from(g_row, index_row, j, windows, first);
+    store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
+    store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+  }
+}
+
+// 3x3: window (q, p) is the image rows 2p - 1 (top), 2p (middle), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
+// neighbours share a row and a column. What the row 2p + 1 has so far waits in even, odd (W / 2, rounded up) for the
+// windows below. origin: position (-1, 2p - 1).
+template <bool kMax>
+void push_three(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
+                float* middle, float* even, float* odd) {
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const int32_t down = static_cast<int32_t>(w);
+  I first = iota() * 2 + origin;
+  Windows<kMax> here, after;
+  here.load_from(g_row, index_row, 0, windows, first);
+  F lead[3];  // what the windows give to the column before theirs, in each of the three rows
+  for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
+  for (size_t j = 0; 2 * j < w; j += kLanes) {
+    first += static_cast<int32_t>(2 * kLanes);
+    after.load_from(g_row, index_row, j + kLanes, windows, first);
+    F own[3], shared[3];
+    for (int32_t r = 0; r < 3; ++r) {
+      const F next = share<kMax>(after.g, after.offset, r * down);
+      own[r] = share<kMax>(here.g, here.offset, r * down + 1);
+      shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
+      lead[r] = next;
+    }
+    store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
+    store_pairs(middle, w, j, own[1], shared[1]);
+    store(even + j, own[2]);
+    store(odd + j, shared[2]);
+    here = after;
+  }
+}
+
+template <bool kMax, bool kThird>
+void backward_push(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t w = static_cast<size_t>(plan.x.image), capacity = plan.push_rows;
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  SplitRows rows(plan, &scratch);
+  float* g_row = scratch.take(plan.line_floats);
+  int32_t* index_row = scratch.take_indices(plan.line_floats);
+  float* y_row = scratch.take(plan.line_floats);
+  float* value = scratch.take(plan.line_floats);
+  float* even = scratch.take(plan.line_floats);
+  float* odd = scratch.take(plan.line_floats);
+  float* spare = scratch.take(plan.line_floats);
+  float* stage = scratch.take(capacity * w + 4 * kPad);
+  // Gradients and indices that lie as the kernel wants them need not be copied.
+  const bool is_direct = kMax && call.dy.type == BNNSDataTypeFloat32 && call.dy.x_stride == 1 &&
+                         call.indices.data && call.indices.type == BNNSDataTypeUInt32 && call.indices.x_stride == 1 &&
+                         !plan.has_activation && !plan.has_empty_columns;
+  const size_t end = piece.row + piece.rows;
+  const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
+  const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    if (call.x.data) rows.start_plane(call.x, n, c);
+    const WindowGradients of{call, &rows, y_row, value, n, c};
+    Band band{call, n, c, stage, spare, capacity, piece.row, end};
+    if (kThird) {
+      fill(even, plan.line_floats, 0.0f);
+      fill(odd, plan.line_floats, 0.0f);
+    }
+    for (int64_t p = p0; p < p1; ++p) {
+      const float* g = g_row;
+      const int32_t* index = index_row;
+      if (is_direct && plan.y.first(p) < plan.y.end(p)) {
+        g = reinterpret_cast<const float*>(call.dy.at(n, c, static_cast<size_t>(p)));
+        index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, static_cast<size_t>(p)));
+      } else {
+        gradient_row(of, p, g_row, index_row);
+      }
+      band.make_room(2);
+      const int64_t h = plan.y.start(p);
+      const int32_t origin = static_cast<int32_t>(h * plan.x.image + plan.x.start(0));
+      float* first = band.at(h);
+      float* second = band.at(h + 1);
+      if constexpr (kThird) {
+        push_three<kMax>(plan, g, index, origin, first, second, even, odd);
+      } else {
+        push_two<kMax>(plan, g, index, origin, first, second);
+      }
+    }
+    if (kThird && p1 > p0) {  // the last row that windows reach
+      band.make_room(1);
+      float* last = band.at(plan.y.start(p1 - 1) + 2);
+      for (size_t j = 0; 2 * j < w; j += kLanes) store_pairs(last, w, j, load(even + j), load(odd + j));
+    }
+    while (band.next < end) {  // and those that none does
+      band.make_room(1);
+      fill(band.at(static_cast<int64_t>(band.next)), w, 0.0f);
+    }
+    band.put();
+  }
+}
+
 // y = Σ x / weight over the whole plane: every value of dx (H, W) is dz / weight.
 void backward_global(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
@@ -1037,6 +1265,11 @@ void backward(const Call& call, const Piece& piece, std::byte* work) {
     backward_global(call, piece, work);
   } else if (plan.function == BNNSPoolingFunctionMax && (plan.prefer_scatter || call.stray_indices)) {
     backward_scatter(call, piece, work);
+  } else if (plan.pushes) {
+    const bool is_max = plan.function == BNNSPoolingFunctionMax, is_third = plan.x.kernel == 3;
+    const auto push = is_max ? (is_third ? backward_push<true, true> : backward_push<true, false>)
+                             : (is_third ? backward_push<false, true> : backward_push<false, false>);
+    push(call, piece, work);
   } else {
     backward_pull(call, piece, work);
   }
