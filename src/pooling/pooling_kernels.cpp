@@ -183,10 +183,11 @@ OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t ro
 // ---- image rows, split by residue ----
 
 // Asks for what lies kAhead behind an image row that is about to be read. Rows are consumed several at a time, which
-// the machine's own prefetching does not follow: a max forward from memory takes a quarter longer without this.
+// the machine's own prefetching does not follow: a max forward from memory takes a quarter longer without this. Each
+// line is read once, so it need not push others out of the second-level cache.
 constexpr size_t kAhead = 2048;
 OBN_INLINE void prefetch_behind(const std::byte* row, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + kAhead + i);
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + kAhead + i, 0, 0);
 }
 
 // The last rows of one plane that were split, ready for windows.
@@ -427,18 +428,17 @@ struct Pairs {
       before[r] = kThird ? slide(last, odd[r]) : padding;
     }
   }
+  // Among the even and odd columns; those before were odd ones of the vector before, or are again.
   [[gnu::always_inline]] inline bool has_nan() const {
 #if defined(__AVX512F__)
-    unsigned found = 0;
-    for (size_t r = 0; r < kRows; ++r) {
-      found |= _mm512_cmp_ps_mask(reinterpret_cast<__m512>(even[r]), reinterpret_cast<__m512>(odd[r]), _CMP_UNORD_Q);
-      if (kThird) found |= _mm512_cmp_ps_mask(reinterpret_cast<__m512>(before[r]), reinterpret_cast<__m512>(before[r]),
-                                              _CMP_UNORD_Q);
-    }
-    return found != 0;
+    __mmask16 found = 0;
+    for (size_t r = 0; r < kRows; ++r)
+      found = _kor_mask16(found, _mm512_cmp_ps_mask(reinterpret_cast<__m512>(even[r]),
+                                                    reinterpret_cast<__m512>(odd[r]), _CMP_UNORD_Q));
+    return !_kortestz_mask16_u8(found, found);
 #else
     I found = I{};
-    for (size_t r = 0; r < kRows; ++r) found |= is_nan(even[r]) | is_nan(odd[r]) | is_nan(before[r]);
+    for (size_t r = 0; r < kRows; ++r) found |= is_nan(even[r]) | is_nan(odd[r]);
     return any(found);
 #endif
   }
@@ -480,12 +480,14 @@ void largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* inde
   const F padding = splat(-__builtin_inff());
   Pairs<kRows, kThird> pairs(padding);
   I moved = iota() * 2 + under.position[0];  // codes are positions relative to it
+  bool had_nan = false;                      // in the vector before, whose last column may come again
   for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(2 * kLanes)) {
     pairs.next(under, q, w, padding);
+    const bool has_nan = pairs.has_nan();
     // The first column inside the image: what a window that is -inf everywhere has as index.
     const I first = load(plan.first_column + q) + under.position[0] - moved;
     Best best{padding, first};
-    if (pairs.has_nan()) [[unlikely]] {
+    if (has_nan || had_nan) [[unlikely]] {
       largest_pairs_nan(pairs, under, &best.value, &best.code);
     } else {
       for (size_t r = 0; r < kRows; ++r) {
@@ -496,6 +498,7 @@ void largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* inde
         best = r == 0 ? of_row : larger(best, of_row);
       }
     }
+    had_nan = kThird && has_nan;
     store(y + q, best.value);
     store(index + q, best.code + moved);
   }
