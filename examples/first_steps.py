@@ -1,9 +1,8 @@
-"""First steps: a pooling and an activation layer, forward and backward, on a picture small enough to print."""
+"""First steps: a pooling and an activation layer, forward and backward, on a printable picture."""
 
 import time
 
 import numpy as np
-
 import openbnns as bnns
 
 
@@ -20,9 +19,11 @@ def show(title: str, image: np.ndarray) -> None:
 def main() -> None:
     print(f"OpenBNNS {bnns.__version__}, {bnns.isa()} kernels, {bnns.get_num_threads()} threads")
 
-    # A ring, as a batch of one image with one channel: (N, C, H, W).
+    # A ring, as a batch of one image with one channel: (N, C, H, W). The noise keeps maxima apart:
+    # where two are equal, a maximum has no slope that could be measured below.
+    random = np.random.default_rng(0)
     rows, columns = np.mgrid[-1:1:24j, -1:1:24j]
-    ring = np.exp(-20 * (np.hypot(rows, columns) - 0.6) ** 2)
+    ring = np.exp(-20 * (np.hypot(rows, columns) - 0.6) ** 2) + 0.1 * random.random((24, 24))
     x = ring.astype(np.float32)[None, None]
     show("the input", x[0, 0])
 
@@ -31,29 +32,30 @@ def main() -> None:
     pooled, indices = pool.apply(x, return_indices=True)
     show("max pooling 3 x 3, stride 2", pooled[0, 0])
 
-    # A sharp sigmoid, written into an array of ours.
-    sigmoid = bnns.ActivationLayer(bnns.Activation.scaled_tanh(1.0, 2.0), input=pooled.shape[1:])
+    # A steep tanh, written into an array of ours.
+    tanh = bnns.ActivationLayer(bnns.Activation.scaled_tanh(1.0, 2.0), input=pooled.shape[1:])
     y = np.empty_like(pooled)
-    sigmoid.apply(pooled, out=y)
+    tanh.apply(pooled, out=y)
 
     # Backward, layer by layer: loss = sum of squares / 2, so its gradient is y itself.
-    grad_pooled = sigmoid.apply_backward(pooled, y, y).input
+    grad_pooled = tanh.apply_backward(pooled, y, y).input
     grad_x = pool.apply_backward(x, pooled, grad_pooled, indices=indices).input
     show("the gradient, scattered back to the winners", grad_x[0, 0])
 
-    # Is it right? Move the input a little in a random direction and compare with what the gradient promises.
-    direction = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
+    # Is it right? Move the input a little in a random direction, and compare the loss with what
+    # the gradient promises.
+    direction = random.standard_normal(x.shape).astype(np.float32)
 
     def loss(image: np.ndarray) -> float:
-        return float((sigmoid.apply(pool.apply(image)).astype(np.float64) ** 2).sum() / 2)
+        return float((tanh.apply(pool.apply(image)).astype(np.float64) ** 2).sum() / 2)
 
-    step = 1e-3
+    step = 1e-4
     measured = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
     promised = float((grad_x.astype(np.float64) * direction).sum())
     print(f"\nslope along a random direction: measured {measured:.5f}, promised {promised:.5f}")
 
     # And how long does it take on something of real size?
-    batch = np.random.default_rng(1).standard_normal((32, 64, 112, 112), dtype=np.float32)
+    batch = random.standard_normal((32, 64, 112, 112), dtype=np.float32)
     layer = bnns.PoolingLayer("max", input=batch.shape[1:], kernel_size=3, stride=2, padding=1)
     out, where = layer.apply(batch, return_indices=True)
     grad = np.empty_like(batch)
