@@ -65,8 +65,8 @@ struct Linear : Parameters {
 
 struct Clamp : Parameters {
   F forward(F x) const { return min(beta, max(alpha, x)); }
-  F slope_x(F x) const { return (alpha <= x) & (x <= beta) ? splat(1.0f) : splat(0.0f); }
-  F slope_y(F y) const { return (alpha < y) & (y < beta) ? splat(1.0f) : splat(0.0f); }
+  F slope_x(F x) const { return ((alpha <= x) & (x <= beta)) ? splat(1.0f) : splat(0.0f); }
+  F slope_y(F y) const { return ((alpha < y) & (y < beta)) ? splat(1.0f) : splat(0.0f); }
 };
 
 // ½x(1 + tanh(v/2)) = x·σ(v), v = 2α(x + βx³). Beyond 1e6 (x) and 1e6 (v) nothing happens but ∞·0.
@@ -84,7 +84,7 @@ struct GELUApproximation : Parameters {
 struct HardSigmoid : Parameters {
   F forward(F x) const { return max(splat(0.0f), min(splat(1.0f), alpha * x + beta)); }
   F slope_x(F x) const { return slope_y(alpha * x + beta); }
-  F slope_y(F y) const { return (0.0f < y) & (y < 1.0f) ? alpha : splat(0.0f); }
+  F slope_y(F y) const { return ((0.0f < y) & (y < 1.0f)) ? alpha : splat(0.0f); }
 };
 
 struct Softplus : Parameters {
@@ -204,7 +204,7 @@ struct GELUApproximationSigmoid : Parameters {
 
 struct ReLU6 : Parameters {
   F forward(F x) const { return min(splat(6.0f), max(splat(0.0f), x)); }
-  F slope_x(F x) const { return (0.0f < x) & (x < 6.0f) ? splat(1.0f) : splat(0.0f); }
+  F slope_x(F x) const { return ((0.0f < x) & (x < 6.0f)) ? splat(1.0f) : splat(0.0f); }
   F slope_y(F y) const { return slope_x(y); }
 };
 

@@ -24,10 +24,13 @@ constexpr uint8_t multiply(uint8_t a, uint8_t b) {
   return product;
 }
 
-// The inverse (a^254; 0 for 0), then the affine map.
+// The inverse (a^254 = a^2·a^4· … ·a^128; 0 for 0), then the affine map.
 constexpr uint8_t substitute(uint8_t a) {
-  uint8_t inverse = 1;
-  for (int k = 0; k < 254; ++k) inverse = multiply(inverse, a);
+  uint8_t inverse = 1, power = a;
+  for (int k = 1; k < 8; ++k) {
+    power = multiply(power, power);
+    inverse = multiply(inverse, power);
+  }
   uint8_t v = inverse;
   for (int k = 1; k <= 4; ++k) v ^= std::rotl(inverse, k);
   return v ^ 0x63;
