@@ -190,7 +190,8 @@ void gelu_sigmoid_from_y(const float* y, const float* dy, float* dx, size_t n, f
 // y_i = e^(x_i - m) / Σ_j e^(x_j - m), or its logarithm
 void softmax(const float* x, float* y, size_t n, size_t step, bool log) {
   double m = -INFINITY, total = 0.0;
-  for (size_t i = 0; i < n; ++i) m = std::fmax(m, x[i * step]);
+  for (size_t i = 0; i < n; ++i)
+    if (x[i * step] > m) m = x[i * step];  // not fmax: gcc 12 for ARM breaks down over it
   for (size_t i = 0; i < n; ++i) total += std::exp(x[i * step] - m);
   for (size_t i = 0; i < n; ++i) {
     double shifted = x[i * step] - m;
