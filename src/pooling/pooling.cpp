@@ -258,7 +258,7 @@ bool choose_rows(Plan* plan) {
   plan->line_floats = round_up(std::max(w, q) + 2 * kPad);
   const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats;
 
-  plan->forward_rows = std::clamp<size_t>(kStageFloats / q, 1, p);
+  plan->forward_rows = std::clamp<size_t>(kStageFloats / 2 / q, 1, p);  // beside them lie as many indices
   const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad);
 
   size_t backward = 0;

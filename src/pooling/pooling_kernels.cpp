@@ -70,6 +70,42 @@ void put_run(std::byte* to, const void* from, size_t bytes, bool past_caches) {
   __builtin_memcpy(to + i, source + i, bytes - i);
 }
 
+// A run of 4-byte values that leaves past the caches in pieces. Only whole cache lines go out; what is left of the last
+// one waits in the stage for the next piece. Arrays seldom begin on a line, and a line written in two halves costs
+// more than all it saves: max forward took a quarter longer.
+struct Outlet {
+  static constexpr size_t kLine = 16;  // values in a cache line
+
+  float* stage;                // room for a piece and kLine values more
+  std::byte* to = nullptr;     // where the first value of the stage goes
+  size_t kept = 0;             // values that wait, fewer than kLine
+
+  // Where the caller puts the values that go to `destination`.
+  [[gnu::always_inline]] inline float* room_for(std::byte* destination) {
+    if (to + kept * sizeof(float) != destination) {
+      flush();
+      to = destination;
+    }
+    return stage + kept;
+  }
+  // n values have been put there.
+  void put(size_t n) {
+    const size_t total = kept + n;
+    const size_t to_line = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(float);
+    const size_t head = to_line < total ? to_line : total, end = head + (total - head) / kLine * kLine;
+    if (head > 0) __builtin_memcpy(to, stage, head * sizeof(float));
+    float* line = reinterpret_cast<float*>(to);
+    for (size_t i = head; i < end; i += kLanes) stream(line + i, load(stage + i));
+    kept = total - end;
+    for (size_t i = 0; i < kept; ++i) stage[i] = stage[end + i];
+    to += end * sizeof(float);
+  }
+  void flush() {
+    if (kept > 0) __builtin_memcpy(to, stage, kept * sizeof(float));
+    kept = 0;
+  }
+};
+
 bool is_one_run(const Tensor& tensor, size_t columns) { return tensor.x_stride == 1 && tensor.y_stride == columns; }
 
 // stage (rows, columns) packed becomes, or is added to, the rows from `row` of plane (n, c); line (columns) is scratch.
@@ -100,18 +136,11 @@ void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows,
   }
 }
 
-// stage (rows, columns) packed goes to rows of plane (n, c); wide (2·rows·columns) is scratch.
+// stage (rows, columns) packed goes to rows of plane (n, c).
 void put_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns,
-                 const int32_t* stage, float* wide) {
-  const size_t count = rows * columns;
-  if (is_one_run(tensor, columns)) {
-    if (tensor.type == BNNSDataTypeUInt32) {
-      put_run(tensor.at(n, c, row), stage, count * sizeof(uint32_t), tensor.stream);
-    } else {
-      uint64_t* from = reinterpret_cast<uint64_t*>(wide);
-      for (size_t i = 0; i < count; ++i) from[i] = static_cast<uint32_t>(stage[i]);
-      put_run(tensor.at(n, c, row), from, count * sizeof(uint64_t), tensor.stream);
-    }
+                 const int32_t* stage) {
+  if (tensor.type == BNNSDataTypeUInt32 && is_one_run(tensor, columns)) {
+    __builtin_memcpy(tensor.at(n, c, row), stage, rows * columns * sizeof(uint32_t));
     return;
   }
   for (size_t r = 0; r < rows; ++r) {
@@ -182,12 +211,12 @@ OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t ro
 
 // ---- image rows, split by residue ----
 
-// Asks for what lies kAhead behind an image row that is about to be read. Rows are consumed several at a time, which
-// the machine's own prefetching does not follow: a max forward from memory takes a quarter longer without this. Each
-// line is read once, so it need not push others out of the second-level cache.
+// Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
+// which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer without this.
+// Each line is read once, so it need not push others out of the second-level cache.
 constexpr size_t kAhead = 2048;
-OBN_INLINE void prefetch_behind(const std::byte* row, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + kAhead + i, 0, 0);
+OBN_INLINE void prefetch_behind(const float* p) {
+  __builtin_prefetch(reinterpret_cast<const std::byte*>(p) + kAhead, 0, 0);
 }
 
 // The last rows of one plane that were split, ready for windows.
@@ -423,38 +452,33 @@ struct Pairs {
   [[gnu::always_inline]] inline void next(const Under& under, size_t q, size_t w, F padding) {
     for (size_t r = 0; r < kRows; ++r) {
       const F last = odd[r];
+      const float* from = under.row[r] + 2 * q;
+      if (r + 2 >= kRows) {  // the rows before these came with the windows above
+        prefetch_behind(from);
+        prefetch_behind(from + kLanes);
+      }
       split_pairs(load_clipped(under.row[r], 2 * q, w, padding), load_clipped(under.row[r], 2 * q + kLanes, w, padding),
                   &even[r], &odd[r]);
       before[r] = kThird ? slide(last, odd[r]) : padding;
     }
   }
-  // Among the even and odd columns; those before were odd ones of the vector before, or are again.
-  [[gnu::always_inline]] inline bool has_nan() const {
-#if defined(__AVX512F__)
-    __mmask16 found = 0;
-    for (size_t r = 0; r < kRows; ++r)
-      found = _kor_mask16(found, _mm512_cmp_ps_mask(reinterpret_cast<__m512>(even[r]),
-                                                    reinterpret_cast<__m512>(odd[r]), _CMP_UNORD_Q));
-    return !_kortestz_mask16_u8(found, found);
-#else
-    I found = I{};
-    for (size_t r = 0; r < kRows; ++r) found |= is_nan(even[r]) | is_nan(odd[r]);
-    return any(found);
-#endif
-  }
 };
 
-// The slow way for vectors with a NaN in them: the first NaN wins.
-template <size_t kRows, bool kThird>
-[[gnu::noinline]] void largest_pairs_nan(const Pairs<kRows, kThird>& pairs, const Under& under, F* best, I* code) {
-  *best = splat(-__builtin_inff());
-  for (size_t r = 0; r < kRows; ++r) {
-    const int32_t row = under.position[r] - under.position[0];
-    if (kThird) keep_largest<true>(pairs.before[r], row - 1, best, code);
-    keep_largest<true>(pairs.even[r], row, best, code);
-    keep_largest<true>(pairs.odd[r], row + 1, best, code);
+// Collects whether there was a NaN in a row of windows.
+struct NanWatch {
+#if defined(__AVX512F__)
+  __mmask16 found = 0;
+  [[gnu::always_inline]] inline void look_at(F a, F b) {
+    found = _kor_mask16(found, _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
+                                                  _CMP_UNORD_Q));
   }
-}
+  [[gnu::always_inline]] inline bool any_found() const { return !_kortestz_mask16_u8(found, found); }
+#else
+  I found = {};
+  [[gnu::always_inline]] inline void look_at(F a, F b) { found |= is_nan(a) | is_nan(b); }
+  [[gnu::always_inline]] inline bool any_found() const { return any(found); }
+#endif
+};
 
 // A maximum and where it is, the earlier of two equal ones.
 struct Best {
@@ -474,34 +498,37 @@ OBN_INLINE Best larger(Best first, Best then) {
 }
 
 // Without a NaN the columns of each row are compared first, then the rows: short chains of dependent instructions.
-template <size_t kRows, bool kThird>
-void largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
+// With one (kNan) everything is done again, one position after the other: the first NaN wins. True when that is needed.
+template <size_t kRows, bool kThird, bool kNan>
+bool largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const F padding = splat(-__builtin_inff());
   Pairs<kRows, kThird> pairs(padding);
+  NanWatch nan;
   I moved = iota() * 2 + under.position[0];  // codes are positions relative to it
-  bool had_nan = false;                      // in the vector before, whose last column may come again
   for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(2 * kLanes)) {
     pairs.next(under, q, w, padding);
-    const bool has_nan = pairs.has_nan();
     // The first column inside the image: what a window that is -inf everywhere has as index.
     const I first = load(plan.first_column + q) + under.position[0] - moved;
     Best best{padding, first};
-    if (has_nan || had_nan) [[unlikely]] {
-      largest_pairs_nan(pairs, under, &best.value, &best.code);
-    } else {
-      for (size_t r = 0; r < kRows; ++r) {
-        const int32_t row = under.position[r] - under.position[0];
+    for (size_t r = 0; r < kRows; ++r) {
+      const int32_t row = under.position[r] - under.position[0];
+      if constexpr (kNan) {
+        if (kThird) keep_largest<true>(pairs.before[r], row - 1, &best.value, &best.code);
+        keep_largest<true>(pairs.even[r], row, &best.value, &best.code);
+        keep_largest<true>(pairs.odd[r], row + 1, &best.value, &best.code);
+      } else {
         Best of_row{pairs.even[r], splat(row)};
         if (kThird) of_row = larger({pairs.before[r], first + row}, of_row);
         of_row = larger(of_row, {pairs.odd[r], splat(row + 1)});
         best = r == 0 ? of_row : larger(best, of_row);
+        nan.look_at(pairs.even[r], pairs.odd[r]);
       }
     }
-    had_nan = kThird && has_nan;
     store(y + q, best.value);
     store(index + q, best.code + moved);
   }
+  return nan.any_found();
 }
 
 template <bool kSquares, size_t kRows, bool kThird>
@@ -522,7 +549,8 @@ void sum_pairs(const Plan& plan, const Under& under, float* y) {
 template <size_t kRows, bool kThird>
 void window_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
   if (plan.function == BNNSPoolingFunctionMax) {
-    largest_pairs<kRows, kThird>(plan, under, y, index);
+    if (largest_pairs<kRows, kThird, false>(plan, under, y, index)) [[unlikely]]
+      largest_pairs<kRows, kThird, true>(plan, under, y, index);
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
     sum_pairs<true, kRows, kThird>(plan, under, y);
   } else {
@@ -542,7 +570,6 @@ void window_row_pairs(const SplitRows& rows, int64_t p, float* y, int32_t* index
   for (int64_t k = 0; k < count; ++k) {
     const int64_t h = plan.y.start(p) + plan.y.dilation * (first + k);
     const std::byte* row = rows.x->at(rows.n, rows.c, static_cast<size_t>(h));
-    if (k + plan.y.stride >= count) prefetch_behind(row, static_cast<size_t>(plan.x.image) * sizeof(float));
     under.row[k] = reinterpret_cast<const float*>(row);
     under.position[k] = static_cast<int32_t>(h * plan.x.image);
   }
@@ -641,9 +668,12 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
   const size_t windows = static_cast<size_t>(plan.x.windows), stage = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
-  float* y = scratch.take(stage);                 // (forward_rows, Q)
-  int32_t* index = scratch.take_indices(stage);   // (forward_rows, Q)
-  float* wide = scratch.take(2 * stage);
+  Outlet y_outlet{scratch.take(stage)};      // (forward_rows, Q), as the index
+  Outlet index_outlet{scratch.take(stage)};
+  Outlet wide_outlet{scratch.take(2 * stage)};
+  const bool streams_y = call.y.stream && call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows);
+  const bool streams_index = call.indices.stream && is_one_run(call.indices, windows);
+  const bool is_wide = streams_index && call.indices.type == BNNSDataTypeUInt64;
   const size_t end = piece.row + piece.rows;
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
@@ -651,15 +681,35 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
     const bool splits_ahead = plan.splits_ahead && !rows.in_pairs;
     for (size_t p = piece.row; p < end; p += plan.forward_rows) {
       const size_t count = end - p < plan.forward_rows ? end - p : plan.forward_rows;
+      float* y = streams_y ? y_outlet.room_for(call.y.at(n, c, p)) : y_outlet.stage;
+      float* index_room = streams_index && !is_wide ? index_outlet.room_for(call.indices.at(n, c, p))
+                                                    : index_outlet.stage;
+      int32_t* index = reinterpret_cast<int32_t*>(index_room);
       for (size_t r = 0; r < count; ++r) {
         if (splits_ahead && p + r + 1 < end) split_ahead(rows, static_cast<int64_t>(p + r + 1));
         window_row(rows, static_cast<int64_t>(p + r), y + r * windows, index + r * windows);
       }
       finish_rows(plan, c, count, windows, y);
-      put_rows(call.y, n, c, p, count, windows, y, rows.line);
-      if (call.indices.data) put_indices(call.indices, n, c, p, count, windows, index, wide);
+      if (streams_y) {
+        y_outlet.put(count * windows);
+      } else {
+        put_rows(call.y, n, c, p, count, windows, y, rows.line);
+      }
+      if (!call.indices.data) continue;
+      if (is_wide) {
+        uint64_t* wide = reinterpret_cast<uint64_t*>(wide_outlet.room_for(call.indices.at(n, c, p)));
+        for (size_t i = 0; i < count * windows; ++i) wide[i] = static_cast<uint32_t>(index[i]);
+        wide_outlet.put(2 * count * windows);
+      } else if (streams_index) {
+        index_outlet.put(count * windows);
+      } else {
+        put_indices(call.indices, n, c, p, count, windows, index);
+      }
     }
   }
+  y_outlet.flush();
+  index_outlet.flush();
+  wide_outlet.flush();
 }
 
 // y (H, W) = 0, then y[index] = x for every value of x (P, Q), in scan order.
