@@ -146,22 +146,6 @@ OBN_INLINE bool any(I mask) {
 #endif
 }
 
-// Nearest, ties to even; |v| < 2^31.
-OBN_INLINE I nearest_int(F v) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<I>(_mm512_cvtps_epi32(reinterpret_cast<__m512>(v)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<I>(_mm256_cvtps_epi32(reinterpret_cast<__m256>(v)));
-#elif defined(__SSE2__)
-  return reinterpret_cast<I>(_mm_cvtps_epi32(reinterpret_cast<__m128>(v)));
-#elif defined(__ARM_NEON)
-  return reinterpret_cast<I>(vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(v)));
-#else
-  I r{};
-  for (size_t i = 0; i < kLanes; ++i) r[i] = static_cast<int32_t>(__builtin_nearbyintf(v[i]));
-  return r;
-#endif
-}
 OBN_INLINE F to_float(I v) { return __builtin_convertvector(v, F); }
 
 OBN_INLINE F sqrt(F v) {
