@@ -19,8 +19,8 @@ namespace {
 
 // A function with parameters (dyadic, so that bounds are the same number in float and double) and what its error is
 // relative to: |value| everywhere, or 1 where a difference of larger numbers loses the leading digits. 2 marks what
-// misses 4e-7: GELU (7.3e-7 near -5, where its polynomial of the normal distribution meets its clamp) and the slope of
-// tanh-shrink (6.2e-7, a square of tanh).
+// misses 4e-7: GELU (7.3e-7, in the left tail near -5) and the slope of
+// tanh-shrink (6.2e-7; it is tanh squared).
 struct Subject {
   Function function;
   float alpha, beta;
