@@ -40,24 +40,33 @@ void Options::release(void* block) const {
 
 namespace {
 
-struct ThreadScratch {
+struct ThreadBlock {
   std::byte* block = nullptr;
-  ~ThreadScratch() { std::free(block); }
+  size_t size = 0;
+  ~ThreadBlock() { std::free(block); }
+
+  std::byte* at_least(size_t bytes, const char* what) {
+    if (bytes <= size) [[likely]] return block;
+    std::free(block);
+    block = nullptr;
+    size = 0;
+    void* fresh = nullptr;
+    if (::posix_memalign(&fresh, 4096, bytes) != 0) {
+      fail("memory: %zu bytes of %s could not be had", bytes, what);
+      return nullptr;
+    }
+    block = static_cast<std::byte*>(fresh);
+    size = bytes;
+    return block;
+  }
 };
-thread_local ThreadScratch thread_scratch;
+thread_local ThreadBlock thread_scratch;
+thread_local ThreadBlock thread_workspace;
 
 }  // namespace
 
-std::byte* scratch() {
-  if (!thread_scratch.block) [[unlikely]] {
-    void* block = nullptr;
-    if (::posix_memalign(&block, 4096, kScratchBytes) != 0) {
-      fail("memory: %zu bytes of scratch could not be had", kScratchBytes);
-      return nullptr;
-    }
-    thread_scratch.block = static_cast<std::byte*>(block);
-  }
-  return thread_scratch.block;
-}
+std::byte* scratch() { return thread_scratch.at_least(kScratchBytes, "scratch"); }
+
+std::byte* workspace(size_t bytes) { return thread_workspace.at_least(bytes < kAlignment ? kAlignment : bytes, "workspace"); }
 
 }  // namespace obn

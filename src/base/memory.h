@@ -35,11 +35,18 @@ struct Options {
 };
 
 // Scratch belongs to threads, not to filters: every thread that computes has one block of this size, aligned to
-// kAlignment, got once and kept. A plan that needs more than this must choose smaller tiles (or the reference loops).
-inline constexpr size_t kScratchBytes = size_t{1} << 20;
+// kAlignment, got once and kept; pages that are never touched cost nothing. A plan that needs more than this must choose
+// smaller tiles (or the reference loops).
+inline constexpr size_t kScratchBytes = size_t{4} << 20;
 
 // The calling thread's block; NULL (with a sentence) when it cannot be had. Entry points call it before they write
 // anything; inside a pool piece it never fails.
 std::byte* scratch();
+
+// What the threads of one call share (packed weights, partial sums): a block of the calling thread, at least `bytes`
+// long, aligned to kAlignment, kept and grown as needed; so layers called in turn share it. Contents do not survive the
+// next call. NULL (with a sentence) when it cannot be had. Only entry points ask, once per call and before they write
+// anything; whatever they call is handed its part.
+std::byte* workspace(size_t bytes);
 
 }  // namespace obn
