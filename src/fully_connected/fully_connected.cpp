@@ -13,7 +13,7 @@ namespace obn::fully_connected {
 namespace {
 
 constexpr char kKind[] = "fully connected";
-constexpr size_t kFewSamples = SIZE_MAX;
+constexpr size_t kFewSamples = 8;
 constexpr size_t kSumColumns = 1024;  // columns of db that are summed at a time
 
 bool is_float_type(BNNSDataType type) {

@@ -20,6 +20,10 @@
 #include "base/view.h"
 #include "openbnns/bnns/fully_connected.h"
 
+namespace obn::gemm {
+struct Product;
+}
+
 namespace obn::fully_connected {
 
 // ---- kernels ----
@@ -133,7 +137,7 @@ struct Multiply {
 
  private:
   bool uses_kernels() const;
-  size_t results() const { return sums_along_rows ? rows : m.columns; }
+  gemm::Product engine_product() const;
   size_t parts() const;
   void run_dot(const Matrix& matrix, const Floats& v, float* out, size_t out_row) const;
   void run_combine(const Matrix& matrix, const Floats& u, float* out, size_t out_row) const;
@@ -162,6 +166,9 @@ struct Outer {
   void run() const;
 
  private:
+  bool uses_kernels() const;
+  gemm::Product engine_product() const;
+
   float* u_ = nullptr;
   float* v_ = nullptr;
   float* to_ = nullptr;

@@ -251,14 +251,20 @@ struct Layer {
   }
 };
 
-// Runs `setup` on every target this machine has, and on the reference loops.
-void check_everywhere(const Setup& setup, uint64_t seed, size_t few_samples = SIZE_MAX) {
+// Runs `setup` with the kernels of every target this machine has, with the matrix engine, and with the reference loops.
+void check_everywhere(const Setup& setup, uint64_t seed) {
   for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
     if (!has_isa(isa)) continue;
     Random random{seed};
     Layer layer(setup, random);
-    layer.use(&targets.at(isa), few_samples);
+    layer.use(&targets.at(isa));
     layer.check(name_of(isa));
+  }
+  {
+    Random random{seed};
+    Layer layer(setup, random);
+    layer.use(&targets.best(), 0);
+    layer.check("the matrix engine");
   }
   Random random{seed};
   Layer layer(setup, random);
