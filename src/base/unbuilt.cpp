@@ -114,8 +114,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSLossFilterApplyBatch",
     "BNNSMatMul",
     "BNNSMatMulWorkspaceSize",
-    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
-    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
     "BNNSNormalizationFilterApplyBackwardBatch",
@@ -151,6 +149,8 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
     "BNNSGetPointer",
+    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
+    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
@@ -204,22 +204,6 @@ BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersC
                                                       const BNNSFilterParameters*) {
   not_implemented("BNNSFilterCreateLayerTransposedConvolution");
   return nullptr;
-}
-
-// fully connected
-
-int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                               const BNNSSparsityParameters*, size_t, void*, size_t,
-                                               const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCOO");
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCSR(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               BNNSNDArrayDescriptor*, const BNNSSparsityParameters*, size_t, void*,
-                                               size_t, const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCSR");
 }
 
 // loss
