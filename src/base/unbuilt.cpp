@@ -45,12 +45,10 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
-    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
     "BNNSFilterCreateLayerFullyConnected",
@@ -63,7 +61,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
     "BNNSFilterCreateLayerTensorContraction",
-    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFusedFilterApplyBackwardBatch",
     "BNNSFusedFilterApplyBackwardMultiInputBatch",
     "BNNSFusedFilterApplyBatch",
@@ -145,8 +142,11 @@ constexpr std::string_view built[] = {
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerPooling",
+    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
@@ -191,19 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// convolution
-
-BNNSFilter BNNSFilterCreateLayerConvolution(const BNNSLayerParametersConvolution*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerConvolution");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersConvolution*,
-                                                      const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerTransposedConvolution");
-  return nullptr;
 }
 
 // fully connected
@@ -597,12 +584,6 @@ int BNNSNearestNeighborsGetInfo(BNNSNearestNeighbors, int, int*, void*) {
 void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDestroyNearestNeighbors"); }
 
 // legacy
-
-BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor*, const BNNSImageStackDescriptor*,
-                                            const BNNSConvolutionLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateConvolutionLayer");
-  return nullptr;
-}
 
 BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor*, const BNNSVectorDescriptor*,
                                                const BNNSFullyConnectedLayerParameters*, const BNNSFilterParameters*) {
