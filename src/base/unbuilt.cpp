@@ -46,14 +46,12 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
     "BNNSFilterCreateConvolutionLayer",
-    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
@@ -145,7 +143,9 @@ constexpr std::string_view built[] = {
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
@@ -207,11 +207,6 @@ BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersC
 }
 
 // fully connected
-
-BNNSFilter BNNSFilterCreateLayerFullyConnected(const BNNSLayerParametersFullyConnected*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerFullyConnected");
-  return nullptr;
-}
 
 int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
                                                const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
@@ -601,12 +596,6 @@ void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDe
 BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor*, const BNNSImageStackDescriptor*,
                                             const BNNSConvolutionLayerParameters*, const BNNSFilterParameters*) {
   not_implemented("BNNSFilterCreateConvolutionLayer");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor*, const BNNSVectorDescriptor*,
-                                               const BNNSFullyConnectedLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateFullyConnectedLayer");
   return nullptr;
 }
 
