@@ -45,11 +45,9 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
-    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
     "BNNSFilterCreateLayerGram",
@@ -61,7 +59,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
     "BNNSFilterCreateLayerTensorContraction",
-    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFusedFilterApplyBackwardBatch",
     "BNNSFusedFilterApplyBackwardMultiInputBatch",
     "BNNSFusedFilterApplyBatch",
@@ -141,10 +138,13 @@ constexpr std::string_view built[] = {
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
+    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
@@ -191,19 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// convolution
-
-BNNSFilter BNNSFilterCreateLayerConvolution(const BNNSLayerParametersConvolution*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerConvolution");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersConvolution*,
-                                                      const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerTransposedConvolution");
-  return nullptr;
 }
 
 // loss
@@ -574,14 +561,6 @@ int BNNSNearestNeighborsGetInfo(BNNSNearestNeighbors, int, int*, void*) {
 }
 
 void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDestroyNearestNeighbors"); }
-
-// legacy
-
-BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor*, const BNNSImageStackDescriptor*,
-                                            const BNNSConvolutionLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateConvolutionLayer");
-  return nullptr;
-}
 
 // graph
 
