@@ -155,8 +155,7 @@ void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t
   });
 }
 
-void run_simplified(Product p, size_t threads, std::byte* work) {
-  const Kernels& kernels = targets.best();
+void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte* work) {
   const Way way = way_of(p);
   const Cut cut = cut_of(p, way, kernels, threads);
   // A softmax wants whole rows.
@@ -182,6 +181,27 @@ void run_simplified(Product p, size_t threads, std::byte* work) {
   if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
 }
 
+}  // namespace
+
+size_t work_bytes(const Product& product) {
+  const Product p = simplified(product);
+  if (way_of(p) != Way::packed || !can_share(p)) return 0;
+  const size_t blocks = divide_up(p.m, std::min(p.m, kFewestRows));  // no cut has more
+  return (p.m * p.k + blocks * 2 * kPackSlack) * sizeof(float);
+}
+
+void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work) {
+  run_simplified(kernels, simplified(product), threads, work);
+}
+
+void run(const Product& product, size_t threads, std::byte* work) {
+  run_on(targets.best(), product, threads, work);
+}
+
+// ---- batches ----
+
+namespace {
+
 Product product_at(const Product& first, size_t i, size_t a_step, size_t b_step, size_t c_step) {
   Product p = first;
   p.a.data = static_cast<const std::byte*>(first.a.data) + i * a_step * bytes_of(first.a.type);
@@ -192,18 +212,11 @@ Product product_at(const Product& first, size_t i, size_t a_step, size_t b_step,
 
 }  // namespace
 
-size_t work_bytes(const Product& product) {
-  const Product p = simplified(product);
-  if (way_of(p) != Way::packed || !can_share(p)) return 0;
-  const size_t blocks = divide_up(p.m, std::min(p.m, kFewestRows));  // no cut has more
-  return (p.m * p.k + blocks * 2 * kPackSlack) * sizeof(float);
+size_t work_bytes(const Product& first, size_t count) {
+  Product all = first;
+  all.m *= count;
+  return std::max(work_bytes(first), work_bytes(all));
 }
-
-void run(const Product& product, size_t threads, std::byte* work) {
-  run_simplified(simplified(product), threads, work);
-}
-
-size_t work_bytes(const Product& first, size_t) { return work_bytes(first); }
 
 void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step, size_t c_step, size_t threads,
                std::byte* work) {

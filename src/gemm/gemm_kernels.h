@@ -50,4 +50,7 @@ struct Kernels {
 
 extern const Targets<Kernels> targets;
 
+// run() on the target of one's choice.
+void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work);
+
 }  // namespace obn::gemm
