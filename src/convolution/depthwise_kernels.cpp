@@ -1,1 +1,466 @@
-#include "simd/tile.h"
+// Depthwise convolution, the bench: compiled once per target. Assumes a checked call and a plan that fits. Letters and
+// the stage as in depthwise.h.
+#include "convolution/depthwise.h"
+
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET::convolution::depthwise {
+
+using obn::convolution::Axis;
+using obn::convolution::Forward;
+using obn::convolution::InputGradient;
+using obn::convolution::Planes;
+using obn::convolution::Problem;
+using obn::convolution::WeightGradient;
+using obn::convolution::depthwise::Chain;
+using obn::convolution::depthwise::Group;
+using obn::convolution::depthwise::kChain;
+using obn::convolution::depthwise::Kernels;
+using obn::convolution::depthwise::kPad;
+using obn::convolution::depthwise::Plan;
+
+namespace {
+
+constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
+constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
+constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
+
+OBN_INLINE size_t as_size(int64_t v) { return static_cast<size_t>(v); }
+OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+OBN_INLINE size_t round_up(size_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// Whole vectors: up to kLanes - 1 zeros more than n.
+OBN_INLINE void fill_zeros(float* p, size_t n) {
+  for (size_t i = 0; i < n; i += kLanes) store(p + i, F{});
+}
+
+// ---- the stage ----
+
+// A row of n values; a short one spills zeros, up to kLanes values from `to` on.
+OBN_INLINE void copy_row(const float* row, size_t n, float* to) {
+  if (n < kLanes) return store(to, load_first(row, n));
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(to + i, load(row + i));
+  if (i < n) store(to + n - kLanes, load(row + n - kLanes));
+}
+
+// Values 0, 2, … of the row to even, 1, 3, … to odd; spills zeros, less than kLanes values behind each.
+OBN_INLINE void copy_pairs(const float* row, size_t n, float* even, float* odd) {
+  F e, o;
+  size_t i = 0;
+  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+    split_pairs(load(row + i), load(row + i + kLanes), &e, &o);
+    store(even + i / 2, e);
+    store(odd + i / 2, o);
+  }
+  if (i == n) return;
+  const size_t rest = n - i;
+  const F low = rest >= kLanes ? load(row + i) : load_first(row + i, rest);
+  const F high = rest > kLanes ? load_first(row + i + kLanes, rest - kLanes) : F{};
+  split_pairs(low, high, &e, &o);
+  store(even + i / 2, e);
+  if (rest > 1) store(odd + i / 2, o);
+}
+
+// One row of x into its residues.
+OBN_INLINE void split_row(const Plan& plan, const float* row, float* line) {
+  const Axis& x = plan.problem.x;
+  const size_t n = as_size(x.in), left = as_size(x.before), stride = as_size(x.stride);
+  if (stride == 1) return copy_row(row, n, line + left);
+  if (stride == 2) {
+    float* even = line + left % 2 * plan.pitch + left / 2;
+    float* odd = line + (left + 1) % 2 * plan.pitch + (left + 1) / 2;
+    return copy_pairs(row, n, even, odd);
+  }
+  for (size_t r = 0; r < stride; ++r) {
+    const size_t first = (r + stride - left % stride) % stride;  // first column of residue r
+    float* to = line + r * plan.pitch + (first + left) / stride;
+    for (size_t u = first; u < n; u += stride) *to++ = row[u];
+  }
+}
+
+// The rows of x under rows [from, from + count) of y. What is never written here is zero: the caller cleared the stage.
+void stage_input(const Plan& plan, const float* x, size_t x_row, size_t from, size_t count, float* stage) {
+  const Axis& y = plan.problem.y;
+  const size_t rows = plan.stage_rows - plan.band + count;
+  for (int64_t r = 0; r < y.stride; ++r) {
+    float* line = stage + as_size(r) * plan.stage_rows * plan.line;
+    for (size_t i = 0; i < rows; ++i, line += plan.line) {
+      const int64_t v = y.stride * static_cast<int64_t>(from + i) + r - y.before;
+      if (v >= 0 && v < y.in) {
+        split_row(plan, x + as_size(v) * x_row, line);
+      } else {
+        fill_zeros(line, plan.line);
+      }
+    }
+  }
+}
+
+// The rows of dz that places [from, from + count) gather.
+void stage_gradient(const Plan& plan, const float* dz, size_t dz_row, size_t from, size_t count, float* stage) {
+  const size_t rows = plan.stage_rows - plan.band + count, n = as_size(plan.problem.x.out);
+  const int64_t first = static_cast<int64_t>(from) - static_cast<int64_t>(plan.stage_up);
+  float* line = stage;
+  for (size_t i = 0; i < rows; ++i, line += plan.line) {
+    const int64_t p = first + static_cast<int64_t>(i);
+    if (p >= 0 && p < plan.problem.y.out) {
+      copy_row(dz + as_size(p) * dz_row, n, line + plan.stage_left);
+    } else {
+      fill_zeros(line, plan.line);
+    }
+  }
+}
+
+// ---- sums over taps ----
+
+// y(r, q) = start + Σ w(tap) · x(at + r·line + q), or y += …
+struct Sum {
+  const float* x;
+  size_t line;
+  const Group* groups;
+  size_t count;
+  const float* w;
+  float* y;
+  size_t y_row;
+  size_t columns;
+  float start;
+  bool accumulate;
+};
+
+template <size_t kRows, size_t kTaps>
+OBN_INLINE void add_group(F (&sums)[kRows], const Group& group, const float* w, const float* x, size_t line) {
+  F tap[kTaps];
+#pragma GCC unroll 3
+  for (size_t k = 0; k < kTaps; ++k) tap[k] = splat(w[group.tap[k]]);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows + kTaps - 1; ++i) {
+    const F v = load(x + i * line);
+#pragma GCC unroll 3
+    for (size_t k = 0; k < kTaps; ++k)
+      if (i >= k && i - k < kRows) sums[i - k] += tap[k] * v;
+  }
+}
+
+template <size_t kRows>
+OBN_INLINE void add_groups(F (&sums)[kRows], const Sum& s, size_t q) {
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) sums[r] = splat(s.start);
+  for (size_t g = 0; g < s.count; ++g) {
+    const Group& group = s.groups[g];
+    const float* x = s.x + group.at + q;
+    if (group.count == 3) {
+      add_group<kRows, 3>(sums, group, s.w, x, s.line);
+    } else if (group.count == 2) {
+      add_group<kRows, 2>(sums, group, s.w, x, s.line);
+    } else {
+      add_group<kRows, 1>(sums, group, s.w, x, s.line);
+    }
+  }
+}
+
+template <size_t kRows>
+void sum_rows(const Sum& s) {
+  F sums[kRows];
+  size_t q = 0;
+  for (; q + kLanes <= s.columns; q += kLanes) {
+    add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+      float* y = s.y + r * s.y_row + q;
+      store(y, s.accumulate ? load(y) + sums[r] : sums[r]);
+    }
+  }
+  if (q == s.columns) return;
+  if (kLanes < 16 && s.columns > kLanes && !s.accumulate) {
+    // Where part of a vector is expensive to store, some columns are done twice instead.
+    q = s.columns - kLanes;
+    add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) store(s.y + r * s.y_row + q, sums[r]);
+    return;
+  }
+  const size_t rest = s.columns - q;
+  add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+    float* y = s.y + r * s.y_row + q;
+    store_first(y, s.accumulate ? load_first(y, rest) + sums[r] : sums[r], rest);
+  }
+}
+
+using SumRows = void (*)(const Sum&);
+constexpr SumRows kSumRows[kRowsAtOnce + 1] = {nullptr,     sum_rows<1>, sum_rows<2>, sum_rows<3>, sum_rows<4>,
+                                               sum_rows<5>, sum_rows<6>, sum_rows<7>, sum_rows<8>};
+
+// `rows` rows, in blocks that come out even.
+void sum_all_rows(Sum s, size_t rows) {
+  size_t blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  for (; blocks > 0; --blocks) {
+    const size_t now = (rows + blocks - 1) / blocks;
+    kSumRows[now](s);
+    s.x += now * s.line;
+    s.y += now * s.y_row;
+    rows -= now;
+  }
+}
+
+void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows, size_t columns) {
+  if (!activation) return;
+  if (y_row == columns) return activation->forward(y, rows * columns);
+  for (size_t r = 0; r < rows; ++r) activation->forward(y + r * y_row, columns);
+}
+
+// ---- forward ----
+
+void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t columns = as_size(s.x.out);
+  float* stage = reinterpret_cast<float*>(work);
+  fill_zeros(stage, plan.stage_floats);
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
+    const size_t from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    stage_input(plan, f.x.data + n * f.x.sample + c * f.x.plane, f.x.row, from, rows, stage);
+    for (size_t o = c * plan.multiplier; o < (c + 1) * plan.multiplier; ++o) {
+      float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
+      const float start = f.bias ? f.bias[o] : 0.0f;
+      sum_all_rows({stage, plan.line, plan.groups, plan.begin[1], f.w + o * plan.taps, y, f.y.row, columns, start,
+                    false}, rows);
+      activate(f.activation, y, f.y.row, rows, columns);
+    }
+  }
+}
+
+// ---- dx ----
+
+// Places along an axis that residue r has inside the image.
+struct Places {
+  size_t first, end;
+};
+OBN_INLINE Places places_of(const Axis& axis, size_t r) {
+  const size_t stride = as_size(axis.stride), before = as_size(axis.before), end = before + as_size(axis.in);
+  return {before > r ? (before - r + stride - 1) / stride : 0, end > r ? (end - r + stride - 1) / stride : 0};
+}
+
+// Column u of a row of dx is value u / stride of lines[u % stride] (each `pitch` long), counted from column 0.
+void join_row(const float* lines, size_t pitch, size_t stride, size_t n, bool accumulate, float* dx) {
+  size_t u = 0;
+  if (stride == 2) {
+    F a, b;
+    for (; u + 2 * kLanes <= n; u += 2 * kLanes) {
+      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
+      store(dx + u, accumulate ? load(dx + u) + a : a);
+      store(dx + u + kLanes, accumulate ? load(dx + u + kLanes) + b : b);
+    }
+    if (u + kLanes <= n) {
+      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
+      store(dx + u, accumulate ? load(dx + u) + a : a);
+      u += kLanes;
+      if (kLanes == 16 && u < n) {
+        store_first(dx + u, accumulate ? load_first(dx + u, n - u) + b : b, n - u);
+        return;
+      }
+    } else if (kLanes == 16 && u < n) {
+      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
+      store_first(dx + u, accumulate ? load_first(dx + u, n - u) + a : a, n - u);
+      return;
+    }
+  }
+  for (size_t r = 0; r < stride; ++r) {
+    for (size_t i = u + (r + stride - u % stride) % stride; i < n; i += stride) {
+      const float v = lines[r * pitch + i / stride];
+      dx[i] = accumulate ? dx[i] + v : v;
+    }
+  }
+}
+
+// Rows of dx at places [from, from + rows) of residue ry, from one staged plane of dz.
+void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry, size_t from, size_t rows, float start,
+                 bool accumulate, float* dx, size_t dx_row, float* lines) {
+  const Problem& s = plan.problem;
+  const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
+  const Places y = places_of(s.y, ry);
+  const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
+  if (first >= end) return;
+  dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
+  stage += (first - from) * plan.line;
+  if (sx == 1) {
+    const size_t phase = ry;
+    const Group* groups = plan.groups + plan.begin[phase];
+    return sum_all_rows({stage + left, plan.line, groups, size_t{plan.begin[phase + 1]} - plan.begin[phase], w, dx,
+                         sy * dx_row, n, start, accumulate}, end - first);
+  }
+  const size_t pitch = round_up(n / sx + 1) + kPad;  // of lines (kRowsAtOnce, sx, pitch)
+  for (size_t row = first; row < end; row += kRowsAtOnce) {
+    const size_t now = least(kRowsAtOnce, end - row);
+    for (size_t i = 0; i < sx; ++i) {  // column u = i, i + sx, …
+      const size_t rx = (left + i) % sx, phase = ry * sx + rx;
+      const Group* groups = plan.groups + plan.begin[phase];
+      kSumRows[now]({stage + (left + i) / sx, plan.line, groups, size_t{plan.begin[phase + 1]} - plan.begin[phase], w,
+                     lines + i * pitch, sx * pitch, n > i ? (n - i + sx - 1) / sx : 0, start, false});
+    }
+    for (size_t r = 0; r < now; ++r)
+      join_row(lines + r * sx * pitch, pitch, sx, n, accumulate, dx + r * sy * dx_row);
+    stage += now * plan.line;
+    dx += now * sy * dx_row;
+  }
+}
+
+void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  float* stage = reinterpret_cast<float*>(work);
+  float* lines = stage + round_up(plan.stage_floats);
+  fill_zeros(stage, plan.stage_floats);
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
+    const size_t from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane;
+    for (size_t j = 0; j < plan.multiplier; ++j) {
+      const size_t o = c * plan.multiplier + j;
+      stage_gradient(plan, g.dz.data + n * g.dz.sample + o * g.dz.plane, g.dz.row, from, rows, stage);
+      const float start = g.bias && j == 0 ? g.bias[c] : 0.0f;
+      for (size_t ry = 0; ry < as_size(s.y.stride); ++ry)
+        gather_rows(plan, stage, g.w + o * plan.taps, ry, from, rows, start, g.accumulate || j > 0, dx, g.dx.row,
+                    lines);
+    }
+    const size_t sy = as_size(s.y.stride), up = as_size(s.y.before), end = sy * (from + rows);
+    const size_t top = sy * from > up ? sy * from - up : 0, bottom = end > up ? least(end - up, as_size(s.y.in)) : 0;
+    if (top < bottom) activate(g.activation, dx + top * g.dx.row, g.dx.row, bottom - top, as_size(s.x.in));
+  }
+}
+
+// ---- dw ----
+
+// Which lanes of a vector count.
+#if defined(__AVX512F__)
+using Keep = __mmask16;
+OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
+  return static_cast<Keep>(((1u << to) - 1) & ~((1u << from) - 1));
+}
+OBN_INLINE F load_kept(const float* p, Keep keep) { return reinterpret_cast<F>(_mm512_maskz_loadu_ps(keep, p)); }
+#else
+using Keep = I;
+OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
+  const I lane = iota();
+  return (lane >= static_cast<int32_t>(from)) & (lane < static_cast<int32_t>(to));
+}
+OBN_INLINE F load_kept(const float* p, Keep keep) { return from_bits(bits(load(p)) & keep); }
+#endif
+
+// A chain of kernel rows, some kernel columns of it, and one plane of dz: sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
+struct Products {
+  const float* x;      // first row of the chain, column 0
+  size_t line;
+  const uint32_t* at;  // of the kernel columns
+  const float* dz;
+  size_t dz_row;
+  size_t rows;
+  size_t columns;
+  F* sums;             // of tap (i, k): sums[tap(i) + k]
+  const uint8_t* ky;
+  size_t kw;
+};
+
+template <size_t kTall, size_t kWide, size_t kRows, bool kPart>
+OBN_INLINE void add_products(F (&sums)[kTall][kWide], const Products& s, size_t p, size_t q, Keep keep) {
+  F d[kRows];
+  const float* dz = s.dz + p * s.dz_row + q;
+#pragma GCC unroll 4
+  for (size_t r = 0; r < kRows; ++r) d[r] = kPart ? load_kept(dz + r * s.dz_row, keep) : load(dz + r * s.dz_row);
+  const float* x = s.x + p * s.line + q;
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kRows + kTall - 1; ++i) {
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) {
+      const float* at = x + i * s.line + s.at[k];
+      const F v = kPart ? load_kept(at, keep) : load(at);
+#pragma GCC unroll 4
+      for (size_t t = 0; t < kTall; ++t)
+        if (i >= t && i - t < kRows) sums[t][k] += d[i - t] * v;
+    }
+  }
+}
+
+template <size_t kTall, size_t kWide, bool kPart>
+OBN_INLINE void add_strip(F (&sums)[kTall][kWide], const Products& s, size_t q, Keep keep) {
+  size_t p = 0;
+  for (; p + kGradientRows <= s.rows; p += kGradientRows)
+    add_products<kTall, kWide, kGradientRows, kPart>(sums, s, p, q, keep);
+  for (; p < s.rows; ++p) add_products<kTall, kWide, 1, kPart>(sums, s, p, q, keep);
+}
+
+// Lanes outside the row are zeros on both sides, so that nothing that lies there can reach a sum.
+template <size_t kTall, size_t kWide>
+void multiply(const Products& s) {
+  F sums[kTall][kWide];
+#pragma GCC unroll 4
+  for (size_t t = 0; t < kTall; ++t)
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) sums[t][k] = s.sums[s.ky[t] * s.kw + k];
+  size_t q = 0;
+  for (; q + kLanes <= s.columns; q += kLanes) add_strip<kTall, kWide, false>(sums, s, q, Keep{});
+  if (q < s.columns) {
+    // The last whole vector; where a mask keeps loads inside, or rows were widened, the next one.
+    const size_t last = kLanes < 16 && s.columns > kLanes ? s.columns - kLanes : q;
+    add_strip<kTall, kWide, true>(sums, s, last, keep_lanes(q - last, s.columns - last));
+  }
+#pragma GCC unroll 4
+  for (size_t t = 0; t < kTall; ++t)
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) s.sums[s.ky[t] * s.kw + k] = sums[t][k];
+}
+
+using Multiply = void (*)(const Products&);
+constexpr Multiply kMultiply[kChain][kColumnsAtOnce] = {{multiply<1, 1>, multiply<1, 2>, multiply<1, 3>},
+                                                        {multiply<2, 1>, multiply<2, 2>, multiply<2, 3>},
+                                                        {multiply<3, 1>, multiply<3, 2>, multiply<3, 3>}};
+
+// Rows narrower than a vector, where loading part of one is expensive: they are copied to rows of kLanes values.
+const float* widen(const float* dz, size_t dz_row, size_t rows, size_t columns, float* to) {
+  for (size_t r = 0; r < rows; ++r) store(to + r * kLanes, load_first(dz + r * dz_row, columns));
+  return to;
+}
+
+void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t first, size_t count, float* dw,
+                     std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t kw = as_size(s.x.kernel), columns = as_size(s.x.out), all = plan.multiplier * plan.taps;
+  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors
+  float* stage = reinterpret_cast<float*>(work) + all * kPad;
+  float* wide = stage + round_up(plan.stage_floats);  // (band, kLanes)
+  const bool widens = kLanes < 16 && columns < kLanes;
+  fill_zeros(stage, plan.stage_floats);
+  for (size_t i = 0; i < all; ++i) sums[i] = F{};
+  for (size_t n = first; n < first + count; ++n) {
+    for (size_t from = 0; from < plan.rows; from += plan.band) {
+      const size_t rows = least(plan.band, plan.rows - from);
+      stage_input(plan, g.x.data + n * g.x.sample + channel * g.x.plane, g.x.row, from, rows, stage);
+      for (size_t j = 0; j < plan.multiplier; ++j) {
+        const size_t o = channel * plan.multiplier + j;
+        const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane + from * g.dz.row;
+        const float* wide_dz = widens ? widen(dz, g.dz.row, rows, columns, wide) : dz;
+        for (size_t i = 0; i < plan.chain_count; ++i) {
+          const Chain& chain = plan.chains[i];
+          for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
+            const size_t now = least(kColumnsAtOnce, kw - kx);
+            kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, wide_dz,
+                                                 widens ? kLanes : g.dz.row, rows, columns,
+                                                 sums + j * plan.taps + kx, chain.ky, kw});
+          }
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < all; ++i) dw[i] = sum(sums[i]);
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {forward, input_gradient, weight_gradient};
+
+}  // namespace obn::OBN_TARGET::convolution::depthwise
