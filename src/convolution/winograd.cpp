@@ -7,7 +7,6 @@
 #include "convolution/winograd.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/pool.h"
 
@@ -37,18 +36,20 @@ constinit const Targets<Kernels> targets = {&portable::winograd::kernels, nullpt
 
 namespace {
 
-static size_t env(const char* n, size_t d) { const char* s = getenv(n); return s ? strtoul(s, 0, 10) : d; }
-
 constexpr size_t kFloat = sizeof(float);
-const size_t kBlockBytes = env("WB", 512) << 10;       // V and products of a block: half of a second-level cache of 1 MB
-const size_t kLargeWeights = size_t{1} << 20;   // transformed weights that do not stay in such a cache
-const size_t kTilesForLarge = env("WT", 32);            // then a block has so many tiles at least, to read them less often
-const size_t kBlockColumns = env("WC", 16);             // at most: the lines of a block's tiles stay in the first-level cache
-const size_t kEnoughPieces = env("WP", 4);              // with fewer blocks, output channels are split as well
-const size_t kPartOutputs = 128;             // but not finer: every part makes its own V
-const size_t kSums = env("WS", 16);                     // most parts of a weight gradient
-const size_t kSharedBytes = env("WSB", 6144) << 10;  // V and Y that the threads make together
-const size_t kSumInputs = env("WI", 56);                // channels of x that a thread then takes at a time
+// Measured on a core with 32 KB and 1 MB of cache; between half and twice of each the time changes by a few percent.
+constexpr size_t kBlockBytes = size_t{512} << 10;    // V and products of a block, beside the weights in the same cache
+constexpr size_t kSumBytes = size_t{1} << 20;        // V and Y of a block: longer sums are worth more than the cache
+constexpr size_t kLargeWeights = size_t{1} << 20;    // transformed weights that do not stay near
+constexpr size_t kTilesForLarge = 28;                // then a block has so many tiles at least, to read them less often
+constexpr size_t kBlockColumns = 16;                 // at most: so the lines that tiles read stay in the first cache
+constexpr size_t kSharedTiles = 256;                 // most tiles of a pass with shared V
+constexpr size_t kPanelBytes = size_t{1} << 20;      // transformed weights that a thread then makes at a time
+constexpr size_t kSharedBytes = size_t{6} << 20;     // V and Y that the threads make together
+constexpr size_t kSumInputs = 28;                    // most channels of x that a thread then takes at a time
+constexpr size_t kLargeSum = size_t{1300} << 10;     // sums that should not be kept once per part
+constexpr size_t kParts = 16;                        // most parts of a weight gradient
+constexpr size_t kBlocksPerPart = 4;                 // at least
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -73,18 +74,23 @@ struct Cut {
 };
 
 // Blocks of about `tiles` tiles over output planes of p rows and q columns, as even as they can be.
-Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles) {
+Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns) {
   Cut cut;
+  tiles = std::max(tiles, size_t{1});
   const size_t rows = divide_up(as_size(p), kOutputs), columns = divide_up(as_size(q), kOutputs);
   const bool short_row = p % 4 == 1 || p % 4 == 2, short_column = q % 4 == 1 || q % 4 == 2;
   cut.all = {0, n * rows, 0, columns, rows, columns, short_row, short_column};
-  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, kBlockColumns));
+  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, std::max(most_columns, size_t{1})));
   cut.columns = divide_up(columns, cut.across);
   cut.across = divide_up(columns, cut.columns);
-  cut.down = divide_up(n * rows, std::max(tiles / cut.columns, size_t{1}));
+  cut.down = divide_up(n * rows, tiles / cut.columns);
   cut.rows = divide_up(n * rows, cut.down);
   cut.down = divide_up(n * rows, cut.rows);
   return cut;
+}
+
+size_t count_tiles(size_t n, int64_t p, int64_t q) {
+  return n * divide_up(as_size(p), kOutputs) * divide_up(as_size(q), kOutputs);
 }
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
@@ -109,32 +115,36 @@ struct Pass {
 
 struct PassPlan {
   size_t v_row;
-  size_t part_outputs;  // output channels of a piece
-  size_t parts;
-  Matrices u;
+  bool is_shared;  // V is made together, and U only by whom it concerns
+  Panels u;        // not shared
+  Matrices v;      // shared
   Cut cut;
+  size_t floats;   // of work
 };
 
 PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outputs, int64_t p, int64_t q,
                    float* work) {
   PassPlan plan;
   plan.v_row = round_up(inputs, kernels.lanes);
-  plan.u.data = work;
-  plan.u.row = inputs * kernels.panel;
-  plan.u.point = divide_up(outputs, kernels.panel) * plan.u.row + kSpread;
-  plan.part_outputs = round_up(outputs, kernels.panel);
-  for (size_t split = 1;; ++split) {
-    const size_t per_tile = bytes_per_tile(plan.v_row + plan.part_outputs);
-    size_t tiles = kBlockBytes / per_tile;
-    if (floats_of(plan.u) * kFloat > kLargeWeights) tiles = std::max(tiles, kTilesForLarge);
-    const size_t room = kernels.room_floats(kBlockColumns) * kFloat + 2 * kPoints * kSpread * kFloat;
-    tiles = std::clamp((kScratchBytes - room) / per_tile, size_t{1}, tiles);
-    plan.cut = cut_tiles(n, p, q, tiles);
-    plan.parts = divide_up(outputs, plan.part_outputs);
-    const size_t smaller = round_up(divide_up(outputs, split + 1), kernels.panel);
-    if (plan.cut.blocks() * plan.parts >= kEnoughPieces || smaller < kPartOutputs) return plan;
-    plan.part_outputs = smaller;
+  const size_t all = count_tiles(n, p, q);
+  plan.is_shared = all <= std::min(outputs, kSharedTiles);
+  if (plan.is_shared) {
+    plan.cut = cut_tiles(n, p, q, all, all);
+    plan.v = matrices(work, all, plan.v_row);
+    plan.floats = floats_of(plan.v);
+    return plan;
   }
+  plan.u.data = work;
+  plan.u.step = inputs * kernels.panel;
+  plan.u.point = divide_up(outputs, kernels.panel) * plan.u.step + kSpread;
+  plan.floats = kPoints * plan.u.point;
+  const size_t per_tile = bytes_per_tile(plan.v_row + round_up(outputs, kernels.lanes));
+  size_t tiles = kBlockBytes / per_tile;
+  if (plan.floats * kFloat > kLargeWeights) tiles = std::max(tiles, kTilesForLarge);
+  const size_t room = kernels.room_floats(kBlockColumns) * kFloat + 2 * kPoints * kSpread * kFloat;
+  tiles = std::min(tiles, (kScratchBytes - room) / per_tile);
+  plan.cut = cut_tiles(n, p, q, tiles, kBlockColumns);
+  return plan;
 }
 
 // Rows of y that the block has finished.
@@ -155,40 +165,76 @@ void activate(const Pass& pass, const Block& block, Range channels) {
   }
 }
 
-void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
+void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
-  const PassPlan plan = plan_pass(kernels, pass.batch, inputs, outputs, pass.y.rows, pass.y.columns,
-                                  reinterpret_cast<float*>(work));
   parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t first = piece * kernels.lanes;
-    kernels.weights(pass.w, pass.k_step, pass.j_step, pass.turned, {0, inputs},
-                    {first, std::min(outputs, first + kernels.lanes)}, plan.u);
+    const size_t j = piece * kernels.lanes;
+    kernels.weights(pass.w + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, inputs,
+                    std::min(outputs - j, kernels.lanes),
+                    plan.u.data + j / kernels.panel * plan.u.step + j % kernels.panel, plan.u.point);
   });
-  parallel(plan.cut.blocks() * plan.parts, threads, [&](size_t piece) {
-    const Block block = plan.cut.block(piece / plan.parts);
-    const size_t first = piece % plan.parts * plan.part_outputs;
-    const Range channels = {first, std::min(outputs, first + plan.part_outputs)};
+  parallel(plan.cut.blocks(), threads, [&](size_t piece) {
+    const Block block = plan.cut.block(piece);
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
-    const Matrices m = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.part_outputs);
+    const Matrices m = matrices(v.data + floats_of(v), plan.cut.most_tiles(), round_up(outputs, kernels.lanes));
     kernels.data(pass.x, pass.up, pass.left, block, {0, inputs}, v, room);
-    kernels.multiply(block, v, inputs, plan.u, channels, m);
+    kernels.multiply(block, v, inputs, plan.u, outputs, false, m);
+    kernels.outputs(m, block, {0, outputs}, pass.y, pass.bias, pass.accumulate, room);
+    if (pass.activation) activate(pass, block, {0, outputs});
+  });
+}
+
+// One piece makes the weights of one panel, some input channels at a time so that they stay near, and all its outputs.
+void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
+  const size_t inputs = pass.x.channels, outputs = pass.y.channels;
+  const Block block = plan.cut.block(0);
+  parallel(divide_up(inputs, kernels.lanes), threads, [&](size_t piece) {
+    const size_t c = piece * kernels.lanes;
+    kernels.data(pass.x, pass.up, pass.left, block, {c, std::min(inputs, c + kernels.lanes)}, plan.v,
+                 reinterpret_cast<float*>(scratch()));
+  });
+  parallel(divide_up(outputs, kernels.panel), threads, [&](size_t piece) {
+    const Range channels = {piece * kernels.panel, std::min(outputs, (piece + 1) * kernels.panel)};
+    float* room = reinterpret_cast<float*>(scratch());
+    const Matrices m = matrices(room + kernels.room_floats(block.columns), plan.cut.most_tiles(), kernels.panel);
+    const size_t depth = std::max(kPanelBytes / bytes_per_tile(kernels.panel), size_t{1});
+    const Panels u = {m.data + floats_of(m), depth * kernels.panel + kSpread, 0};
+    for (size_t k = 0; k < inputs; k += depth) {
+      const size_t some = std::min(depth, inputs - k);
+      for (size_t j = channels.first; j < channels.end; j += kernels.lanes)
+        kernels.weights(pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, some,
+                        std::min(channels.end - j, kernels.lanes), u.data + (j - channels.first), u.point);
+      Matrices v = plan.v;
+      v.data += k;
+      kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
+    }
     kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
     if (pass.activation) activate(pass, block, channels);
   });
+}
+
+void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
+  const PassPlan plan = plan_pass(kernels, pass.batch, pass.x.channels, pass.y.channels, pass.y.rows, pass.y.columns,
+                                  reinterpret_cast<float*>(work));
+  if (plan.is_shared) {
+    run_panels(kernels, plan, pass, threads);
+  } else {
+    run_blocks(kernels, plan, pass, threads);
+  }
 }
 
 // ---- weight gradient ----
 
 struct SumPlan {
   size_t v_row, y_row;
-  bool is_shared;    // V and Y are made together
-  size_t parts;      // otherwise: sums
-  size_t part_rows;  // rows of blocks that go into one of them
-  Matrices v, y;     // shared
-  Matrices s;        // not shared: the first sum
   Cut cut;
-  size_t floats;     // of work
+  bool is_shared;      // V and Y are made together
+  Matrices v, y;       // shared
+  Matrices s;          // not shared: the sum of the first part
+  size_t parts;
+  size_t part_blocks;  // blocks in a part
+  size_t floats;       // of work
 };
 
 SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
@@ -196,17 +242,21 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   plan.v_row = round_up(s.in_channels, kernels.lanes);
   plan.y_row = round_up(s.out_channels, kernels.lanes);
   const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row);
-  const size_t sum_bytes = bytes_per_tile(s.in_channels * plan.y_row);
-  plan.is_shared = sum_bytes > env("WSH", 1300) << 10;
-  const size_t tiles = (plan.is_shared ? kSharedBytes : kBlockBytes) / per_tile;
-  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, std::max(tiles, size_t{1}));
-  plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
-  plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
-  plan.s = matrices(work, s.in_channels, plan.y_row);
-  const size_t parts = std::min(kSums, divide_up(plan.cut.blocks(), 4));
-  plan.part_rows = divide_up(plan.cut.blocks(), parts);
-  plan.parts = divide_up(plan.cut.blocks(), plan.part_rows);
-  plan.floats = plan.is_shared ? floats_of(plan.v) + floats_of(plan.y) : plan.parts * floats_of(plan.s);
+  const size_t tiles = count_tiles(s.batch, s.y.out, s.x.out);
+  plan.is_shared = bytes_per_tile(s.in_channels * plan.y_row) > kLargeSum || tiles * per_tile <= kSharedBytes;
+  const size_t wanted = (plan.is_shared ? kSharedBytes : kSumBytes) / per_tile;
+  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
+  if (plan.is_shared) {
+    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
+    plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
+    plan.floats = floats_of(plan.v) + floats_of(plan.y);
+  } else {
+    plan.s = matrices(work, s.in_channels, plan.y_row);
+    const size_t parts = std::min(kParts, divide_up(plan.cut.blocks(), kBlocksPerPart));
+    plan.part_blocks = divide_up(plan.cut.blocks(), parts);
+    plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
+    plan.floats = plan.parts * floats_of(plan.s);
+  }
   return plan;
 }
 
@@ -214,6 +264,7 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
                 const Image& x, const Image& dz, size_t threads) {
   const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
   const size_t across = divide_up(x.channels, kSumInputs), down = divide_up(dz.channels, kernels.panel);
+  const size_t some = divide_up(x.channels, across);
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
     parallel(x_groups + dz_groups, threads, [&](size_t piece) {
@@ -227,10 +278,10 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
       }
     });
     parallel(across * down, threads, [&](size_t piece) {
-      const size_t c = piece % across * kSumInputs, o = piece / across * kernels.panel;
-      const Range inputs = {c, std::min(x.channels, c + kSumInputs)};
+      const size_t c = std::min(x.channels, piece % across * some), o = piece / across * kernels.panel;
+      const Range inputs = {c, std::min(x.channels, c + some)};
       const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
-      const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), kSumInputs, kernels.panel);
+      const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), some, kernels.panel);
       kernels.correlate(block, plan.v, plan.y, inputs, outputs, false, sum);
       kernels.weight_gradient(sum, 1, 0, inputs, outputs, x.channels, g.accumulate || i > 0, g.dw);
     });
@@ -245,7 +296,7 @@ void run_apart(const Kernels& kernels, const SumPlan& plan, const Problem& s, co
     const Matrices y = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.y_row);
     Matrices sum = plan.s;
     sum.data += part * floats_of(plan.s);
-    const size_t first = part * plan.part_rows, end = std::min(plan.cut.blocks(), first + plan.part_rows);
+    const size_t first = part * plan.part_blocks, end = std::min(plan.cut.blocks(), first + plan.part_blocks);
     for (size_t i = first; i < end; ++i) {
       const Block block = plan.cut.block(i);
       kernels.data(x, s.y.before, s.x.before, block, {0, x.channels}, v, room);
@@ -278,7 +329,7 @@ bool fits(const Problem& s) {
 // ---- the three passes ----
 
 size_t forward_bytes(const Kernels& kernels, const Problem& s) {
-  return floats_of(plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, nullptr).u) * kFloat;
+  return plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, nullptr).floats * kFloat;
 }
 
 void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t threads, std::byte* work) {
@@ -299,7 +350,7 @@ void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t 
 }
 
 size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) {
-  return floats_of(plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, nullptr).u) * kFloat;
+  return plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, nullptr).floats * kFloat;
 }
 
 // dx(v) = Σ w(k) · dz(v + before - k): with k = 2 - k', dz is read at v + k' - (2 - before).
