@@ -40,7 +40,7 @@ constexpr size_t kDepth = 256;                          // values of k whose wei
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
-constexpr size_t kMaxParts = kPieces;
+constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
 constexpr size_t kMaxSums = size_t{4} << 20;            // floats of all parts together
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
@@ -367,7 +367,7 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   const size_t pieces = g->groups * divide_up(g->in_channels, b.channels) * divide_up(g->panels, g->panels_at_once);
   const size_t sums = g->groups * g->panels * kernels.tile_columns * g->in_channels * used;
   const size_t blocks = g->batch * b.row_blocks * b.column_blocks;
-  g->parts = std::max<size_t>(1, std::min({divide_up(kPieces, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
+  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
   return true;
 }
 

@@ -52,52 +52,7 @@ OBN_INLINE void fill_zero(float* p, size_t n) {
   if (i < n) store_first(p + i, F{}, n - i);
 }
 
-// to[i] = from[i·step], n >= 1. Reads nothing but those values and what lies between them.
-OBN_INLINE void copy_run(const float* from, size_t step, size_t n, float* to) {
-  if (step == 1) {
-    if (n < kLanes) return store_first(to, load_first(from, n), n);
-    for (size_t i = 0; i + kLanes < n; i += kLanes) store(to + i, load(from + i));
-    store(to + n - kLanes, load(from + n - kLanes));
-    return;
-  }
-  if (step != 2) {
-    for (size_t i = 0; i < n; ++i) to[i] = from[i * step];
-    return;
-  }
-  F even, odd;
-  if (n > kLanes) {
-    for (size_t i = 0; i + kLanes < n; i += kLanes) {
-      split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
-      store(to + i, even);
-    }
-    const float* last = from + 2 * (n - kLanes) - 1;  // ends with the last value
-    split_pairs(load(last), load(last + kLanes), &even, &odd);
-    store(to + n - kLanes, odd);
-    return;
-  }
-  const size_t reach = 2 * n - 1;
-  const F low = reach < kLanes ? load_first(from, reach) : load(from);
-  const F high = reach <= kLanes ? F{} : load_first(from + kLanes, reach - kLanes);
-  split_pairs(low, high, &even, &odd);
-  if (n == kLanes) return store(to, even);
-  store_first(to, even, n);
-}
-
-// A row of a frame: zeros, values [low, high) from the image, zeros.
-OBN_INLINE void copy_row(const float* from, size_t step, size_t low, size_t high, size_t n, float* to) {
-  if (n < kLanes) {
-    store_first(to, F{}, n);
-  } else if (low > 0 || high < n) {
-    for (size_t i = 0; i < low; i += kLanes) store(to + smaller(i, n - kLanes), F{});
-    for (size_t i = n; i > high;) {
-      i = i < kLanes ? 0 : i - kLanes;
-      store(to + i, F{});
-    }
-  }
-  if (low < high) copy_run(from, step, high - low, to + low);
-}
-
-// Values [low, high) of a run of n lie in the image; the first of them is `from`.
+// Values [low, high) of a row of n lie in the image; the first of them is value `from` of its row.
 struct Run {
   size_t low, high;
   int64_t from;
@@ -111,24 +66,51 @@ OBN_INLINE Run run_of(const Taps& t, int64_t start, size_t n) {
   return {static_cast<size_t>(low), static_cast<size_t>(high), start + low * t.step};
 }
 
-// The frame of the block whose first position is (row, column), from `channels` planes of the input.
+// A row of a frame: `low` zeros, n values from[0], from[step], …, zeros up to `length`. Reads nothing but those values
+// and what lies between them; writes whole vectors, past the end of the row by less than kLanes.
+OBN_INLINE void copy_row(const float* from, size_t step, size_t low, size_t n, size_t length, float* to) {
+  for (size_t i = 0; i < low; i += kLanes) store(to + i, F{});
+  float* end = to + length;
+  to += low;
+  size_t i = 0;
+  if (step == 1) {
+    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+    if (i < n) store(to + i, load_first(from + i, n - i));
+  } else if (step == 2) {
+    F even, odd;
+    for (; i + kLanes < n; i += kLanes) {
+      split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
+      store(to + i, even);
+    }
+    const size_t reach = 2 * (n - i) - 1;  // at least 1, less than 2·kLanes
+    const F first = reach < kLanes ? load_first(from + 2 * i, reach) : load(from + 2 * i);
+    const F second = reach <= kLanes ? F{} : load_first(from + 2 * i + kLanes, reach - kLanes);
+    split_pairs(first, second, &even, &odd);
+    store(to + i, even);
+  } else {
+    for (; i < n; ++i) to[i] = from[i * step];
+    if (to + i < end) store(to + i, F{});
+  }
+  for (to += round_up(n, kLanes); to < end; to += kLanes) store(to, F{});
+}
+
+// The frame of the block whose first position is (row, column), from `channels` planes of the input. Rows are written
+// in the order in which they lie, so what one writes past its end is overwritten by the next.
 void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
                 size_t channels, size_t row, size_t column, float* frame) {
   const size_t rows = b.slot / b.pitch, step = static_cast<size_t>(x.step);
-  for (size_t sx = 0; sx < x.slots; ++sx) {
-    const int64_t start = x.step * (static_cast<int64_t>(column) + x.first) + x.remainders[sx];
-    const Run run = run_of(x, start, b.pitch);
-    for (size_t sy = 0; sy < y.slots; ++sy) {
-      for (size_t c = 0; c < channels; ++c) {
-        float* to = frame + c * b.channel + (sy * x.slots + sx) * b.slot;
-        int64_t v = y.step * (static_cast<int64_t>(row) + y.first) + y.remainders[sy];
-        for (size_t r = 0; r < rows; ++r, v += y.step, to += b.pitch) {
-          if (v < 0 || v >= y.in || run.low == run.high) {
-            fill_zero(to, b.pitch);
-            continue;
-          }
+  for (size_t c = 0; c < channels; ++c) {
+    float* to = frame + c * b.channel;
+    for (size_t slot = 0; slot < x.slots * y.slots; ++slot) {
+      const int64_t start = x.step * (static_cast<int64_t>(column) + x.first) + x.remainders[slot % x.slots];
+      const Run run = run_of(x, start, b.pitch);
+      int64_t v = y.step * (static_cast<int64_t>(row) + y.first) + y.remainders[slot / x.slots];
+      for (size_t r = 0; r < rows; ++r, v += y.step, to += b.pitch) {
+        if (v < 0 || v >= y.in || run.low == run.high) {
+          for (size_t i = 0; i < b.pitch; i += kLanes) store(to + i, F{});
+        } else {
           const float* from = planes + c * plane + static_cast<size_t>(v) * plane_row + run.from;
-          copy_row(from, step, run.low, run.high, b.pitch, to);
+          copy_row(from, step, run.low, run.high - run.low, b.pitch, to);
         }
       }
     }
@@ -336,22 +318,32 @@ struct Multiplies {
 
 // ---- forward and input gradient ----
 
-// One row of the output from the sums of all phases of the columns: to[phases·j + phase] = sums[phase·step + j].
+// to[i] = v, or += v, for the first n values; n >= 1, all kLanes of them if more.
+OBN_INLINE void put(float* to, F v, size_t n, bool accumulate) {
+  if (n >= kLanes) {
+    store(to, accumulate ? load(to) + v : v);
+  } else {
+    store_first(to, accumulate ? load_first(to, n) + v : v, n);
+  }
+}
+
+// One row of the output from the sums of all phases of the columns: to[phases·j + phase] = sums[phase·step + j]. Reads
+// whole vectors of sums.
 OBN_INLINE void join_run(const float* sums, size_t step, size_t phases, size_t n, bool accumulate, float* to) {
-  size_t u = 0;
   if (phases == 1) {
-    for (; u + kLanes <= n; u += kLanes) store(to + u, accumulate ? load(to + u) + load(sums + u) : load(sums + u));
+    for (size_t u = 0; u < n; u += kLanes) put(to + u, load(sums + u), n - u, accumulate);
   } else if (phases == 2) {
-    for (; u + 2 * kLanes <= n; u += 2 * kLanes) {
+    for (size_t u = 0; u < n; u += 2 * kLanes) {
       F a, b;
       join_pairs(load(sums + u / 2), load(sums + step + u / 2), &a, &b);
-      store(to + u, accumulate ? load(to + u) + a : a);
-      store(to + u + kLanes, accumulate ? load(to + u + kLanes) + b : b);
+      put(to + u, a, n - u, accumulate);
+      if (u + kLanes < n) put(to + u + kLanes, b, n - u - kLanes, accumulate);
     }
-  }
-  for (; u < n; ++u) {
-    const float v = sums[u % phases * step + u / phases];
-    to[u] = accumulate ? to[u] + v : v;
+  } else {
+    for (size_t phase = 0; phase < phases; ++phase) {
+      const float* from = sums + phase * step;
+      for (size_t u = phase; u < n; u += phases, ++from) to[u] = accumulate ? to[u] + *from : *from;
+    }
   }
 }
 
