@@ -40,7 +40,7 @@ constexpr size_t kDepth = 256;                          // values of k whose wei
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
-constexpr size_t kMaxParts = kPieces;
+constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
 constexpr size_t kMaxSums = size_t{4} << 20;            // floats of all parts together
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
@@ -186,7 +186,29 @@ Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels,
 
 // ---- forward and input gradient ----
 
+// A tile of one vector takes more than half the time of one of two: it reads as many weights.
+size_t cost_of_run(const Kernels& kernels, size_t n) {
+  const size_t tail = n % kernels.tile_columns;
+  return n / kernels.tile_columns * 4 + (tail == 0 ? 0 : tail <= kernels.lanes ? 3 : 4);
+}
+
 size_t run_length(const Block& b) { return (b.rows - 1) * b.pitch + b.columns; }
+
+// Chooses what lies across the lanes, by the lanes that are spent on nothing; a tie goes to the way without sums in
+// scratch.
+void choose_lanes(const Kernels& kernels, Correlation* c) {
+  const Block& b = c->block;
+  const size_t by_rows = b.rows * cost_of_run(kernels, b.columns), in_one = cost_of_run(kernels, run_length(b));
+  c->by_rows = by_rows <= in_one;
+  c->in_place = c->by_rows && c->x.phases == 1;
+  const size_t filled = round_up(c->out_channels, kernels.tile_columns);
+  // lanes for one value: pixels across cost / 4 · tile_columns / (rows · columns), outputs across filled / out_channels
+  const size_t pixels_across = std::min(by_rows, in_one) * kernels.tile_columns * c->out_channels;
+  const size_t outputs_across = filled * 4 * b.rows * b.columns;
+  c->outputs_in_lanes = c->in_place ? outputs_across < pixels_across : outputs_across <= pixels_across;
+  if (c->outputs_in_lanes) c->by_rows = c->in_place = false;
+  c->panels = divide_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+}
 
 // Fills block and what follows from it; false where scratch cannot hold it.
 bool plan_blocks(const Kernels& kernels, Correlation* c) {
@@ -197,17 +219,16 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   b = choose_block(c->x, c->y, pixels, c->in_channels, 0, kSoftFloats, kernels.tile_columns);
   b.channels = std::min(c->in_channels, (kHardFloats - kSlack) / b.channel);
   if (b.channels == 0) return false;
-  const size_t panels = divide_up(c->out_channels, kernels.tile_rows);
-  const size_t row = x_phases * round_up(run_length(b), kernels.tile_columns);  // of sums, one output channel
-  const size_t rows = (kScratchFloats - kHardFloats) / row;
-  if (rows < kernels.tile_rows) return false;
-  c->by_rows = b.rows * divide_up(b.columns, kernels.lanes) <= divide_up(run_length(b), kernels.lanes);
-  c->in_place = c->by_rows && x_phases == 1;
+  choose_lanes(kernels, c);
+  // Sums of a panel; with outputs in lanes they are turned in a second place of the same size.
+  const size_t run = x_phases * round_up(run_length(b), kernels.tile_columns);
+  const size_t panel = run * (c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+  const size_t places = (kScratchFloats - kHardFloats) / panel;
+  if (places < 2) return false;
   const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
   const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
-  c->parts = multiplications < kSmallCall ? 1 : std::min(panels, divide_up(kPieces, pieces));
-  if (b.channels < c->in_channels && !c->in_place)
-    c->parts = std::max(c->parts, divide_up(panels, rows / kernels.tile_rows));
+  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
+  if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
 }
 
@@ -234,23 +255,30 @@ bool fits(const Kernels& kernels, const Problem& s, bool is_gradient) {
   return plan_blocks(kernels, &c);
 }
 
-// At most kDepth values of k at a time, whole channels, at least one.
+// Whole channels, at least one. Panels of kTileColumns output channels are about twice as wide.
 size_t channels_at_once(const Correlation& c, size_t taps) {
-  return std::clamp<size_t>(kDepth / std::max<size_t>(1, taps), 1, c.in_channels);
+  const size_t depth = c.outputs_in_lanes ? kDepth / 2 : kDepth;
+  return std::clamp<size_t>(depth / std::max<size_t>(1, taps), 1, c.in_channels);
 }
 
-size_t correlation_bytes(const Kernels&, const Problem& s, bool is_gradient) {
+// At most, with zeros up to whole panels.
+size_t packed_floats(const Kernels& kernels, const Correlation& c, size_t taps) {
+  return c.groups * round_up(c.out_channels, kernels.tile_columns) * c.in_channels * taps;
+}
+
+size_t correlation_bytes(const Kernels& kernels, const Problem& s, bool is_gradient) {
   const Correlation c = outline(s, is_gradient);
   const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
   // A phase has min(kDepth, channels · taps) offsets, or one channel's.
   const size_t offsets = std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps;
   return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets) +
-         bytes_of<float>(s.groups * c.w_group);
+         bytes_of<float>(packed_floats(kernels, c, taps));
 }
 
 // Lists the phases, with the distance of every k from the pixel.
-void list_phases(Correlation* c, size_t offsets_capacity, Arena* arena) {
+void list_phases(const Kernels& kernels, Correlation* c, size_t offsets_capacity, Arena* arena) {
   const Block& b = c->block;
+  const size_t packed_channels = c->outputs_in_lanes ? round_up(c->out_channels, kernels.tile_columns) : c->out_channels;
   Phase* phase = arena->take<Phase>(as_size(c->x.phases * c->y.phases));
   size_t* next = arena->take<size_t>(offsets_capacity);
   c->phases = phase;
@@ -262,7 +290,7 @@ void list_phases(Correlation* c, size_t offsets_capacity, Arena* arena) {
       phase->channels = channels_at_once(*c, phase->taps);
       phase->offsets = next;
       phase->weights = c->packed_group;
-      c->packed_group += phase->taps * c->in_channels * c->out_channels;
+      c->packed_group += phase->taps * c->in_channels * packed_channels;
       if (phase->taps == 0) continue;
       for (size_t channel = 0; channel < phase->channels; ++channel) {
         for (const Tap* ty = c->y.taps + c->y.begin[py]; ty < c->y.taps + c->y.begin[py + 1]; ++ty) {
@@ -281,13 +309,12 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   c.y = list_taps(s.y, is_gradient, &arena);
   plan_blocks(kernels, &c);
   const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  list_phases(&c, std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps, &arena);
-  c.packed = arena.take<float>(s.groups * c.w_group);
-  const size_t panels = divide_up(c.out_channels, kernels.tile_rows);
+  list_phases(kernels, &c, std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps, &arena);
+  c.packed = arena.take<float>(packed_floats(kernels, c, taps));
   const size_t multiplications = s.batch * s.groups * c.w_group * as_size(s.x.out * s.y.out);
   if (multiplications < kSmallCall) threads = 1;
-  parallel(s.groups * panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
-           [&](size_t piece) { kernels.pack_weights(c, piece / panels, piece % panels); });
+  parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
+           [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
   parallel(c.batch * c.groups * c.parts * c.block.row_blocks * c.block.column_blocks, threads,
            [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
 }
@@ -340,7 +367,7 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   const size_t pieces = g->groups * divide_up(g->in_channels, b.channels) * divide_up(g->panels, g->panels_at_once);
   const size_t sums = g->groups * g->panels * kernels.tile_columns * g->in_channels * used;
   const size_t blocks = g->batch * b.row_blocks * b.column_blocks;
-  g->parts = std::max<size_t>(1, std::min({divide_up(kPieces, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
+  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
   return true;
 }
 
