@@ -2,21 +2,20 @@
 // the stage as in depthwise.h.
 #include "convolution/depthwise.h"
 
-#include "simd/vec.h"
+#include "convolution/rows.h"
 
 namespace obn::OBN_TARGET::convolution::depthwise {
 
-using obn::convolution::Axis;
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
-using obn::convolution::Planes;
+using obn::convolution::Places;
+using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::depthwise::Chain;
 using obn::convolution::depthwise::Group;
 using obn::convolution::depthwise::kChain;
 using obn::convolution::depthwise::Kernels;
-using obn::convolution::depthwise::kPad;
 using obn::convolution::depthwise::Plan;
 
 namespace {
@@ -25,42 +24,7 @@ constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
 constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
 constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
 
-OBN_INLINE size_t as_size(int64_t v) { return static_cast<size_t>(v); }
-OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
-OBN_INLINE size_t round_up(size_t n) { return (n + kPad - 1) / kPad * kPad; }
-
-// Whole vectors: up to kLanes - 1 zeros more than n.
-OBN_INLINE void fill_zeros(float* p, size_t n) {
-  for (size_t i = 0; i < n; i += kLanes) store(p + i, F{});
-}
-
 // ---- the stage ----
-
-// A row of n values; a short one spills zeros, up to kLanes values from `to` on.
-OBN_INLINE void copy_row(const float* row, size_t n, float* to) {
-  if (n < kLanes) return store(to, load_first(row, n));
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(to + i, load(row + i));
-  if (i < n) store(to + n - kLanes, load(row + n - kLanes));
-}
-
-// Values 0, 2, … of the row to even, 1, 3, … to odd; spills zeros, less than kLanes values behind each.
-OBN_INLINE void copy_pairs(const float* row, size_t n, float* even, float* odd) {
-  F e, o;
-  size_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    split_pairs(load(row + i), load(row + i + kLanes), &e, &o);
-    store(even + i / 2, e);
-    store(odd + i / 2, o);
-  }
-  if (i == n) return;
-  const size_t rest = n - i;
-  const F low = rest >= kLanes ? load(row + i) : load_first(row + i, rest);
-  const F high = rest > kLanes ? load_first(row + i + kLanes, rest - kLanes) : F{};
-  split_pairs(low, high, &e, &o);
-  store(even + i / 2, e);
-  if (rest > 1) store(odd + i / 2, o);
-}
 
 // One row of x into its residues.
 OBN_INLINE void split_row(const Plan& plan, const float* row, float* line) {
@@ -204,12 +168,6 @@ void sum_all_rows(Sum s, size_t rows) {
   }
 }
 
-void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows, size_t columns) {
-  if (!activation) return;
-  if (y_row == columns) return activation->forward(y, rows * columns);
-  for (size_t r = 0; r < rows; ++r) activation->forward(y + r * y_row, columns);
-}
-
 // ---- forward ----
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
@@ -235,53 +193,12 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
 
 // ---- dx ----
 
-// Places along an axis that residue r has inside the image.
-struct Places {
-  size_t first, end;
-};
-OBN_INLINE Places places_of(const Axis& axis, size_t r) {
-  const size_t stride = as_size(axis.stride), before = as_size(axis.before), end = before + as_size(axis.in);
-  return {before > r ? (before - r + stride - 1) / stride : 0, end > r ? (end - r + stride - 1) / stride : 0};
-}
-
-// Column u of a row of dx is value u / stride of lines[u % stride] (each `pitch` long), counted from column 0.
-void join_row(const float* lines, size_t pitch, size_t stride, size_t n, bool accumulate, float* dx) {
-  size_t u = 0;
-  if (stride == 2) {
-    F a, b;
-    for (; u + 2 * kLanes <= n; u += 2 * kLanes) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store(dx + u, accumulate ? load(dx + u) + a : a);
-      store(dx + u + kLanes, accumulate ? load(dx + u + kLanes) + b : b);
-    }
-    if (u + kLanes <= n) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store(dx + u, accumulate ? load(dx + u) + a : a);
-      u += kLanes;
-      if (kLanes == 16 && u < n) {
-        store_first(dx + u, accumulate ? load_first(dx + u, n - u) + b : b, n - u);
-        return;
-      }
-    } else if (kLanes == 16 && u < n) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store_first(dx + u, accumulate ? load_first(dx + u, n - u) + a : a, n - u);
-      return;
-    }
-  }
-  for (size_t r = 0; r < stride; ++r) {
-    for (size_t i = u + (r + stride - u % stride) % stride; i < n; i += stride) {
-      const float v = lines[r * pitch + i / stride];
-      dx[i] = accumulate ? dx[i] + v : v;
-    }
-  }
-}
-
 // Rows of dx at places [from, from + rows) of residue ry, from one staged plane of dz.
 void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry, size_t from, size_t rows, float start,
                  bool accumulate, float* dx, size_t dx_row, float* lines) {
   const Problem& s = plan.problem;
   const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
-  const Places y = places_of(s.y, ry);
+  const Places y = places_inside(s.y, ry);
   const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
   if (first >= end) return;
   dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
@@ -334,22 +251,6 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
 }
 
 // ---- dw ----
-
-// Which lanes of a vector count.
-#if defined(__AVX512F__)
-using Keep = __mmask16;
-OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
-  return static_cast<Keep>(((1u << to) - 1) & ~((1u << from) - 1));
-}
-OBN_INLINE F load_kept(const float* p, Keep keep) { return reinterpret_cast<F>(_mm512_maskz_loadu_ps(keep, p)); }
-#else
-using Keep = I;
-OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
-  const I lane = iota();
-  return (lane >= static_cast<int32_t>(from)) & (lane < static_cast<int32_t>(to));
-}
-OBN_INLINE F load_kept(const float* p, Keep keep) { return from_bits(bits(load(p)) & keep); }
-#endif
 
 // A chain of kernel rows, some kernel columns of it, and one plane of dz: sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
 struct Products {
