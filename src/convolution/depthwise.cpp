@@ -46,9 +46,9 @@ bool lay_out(const Problem& s, bool is_gradient, size_t band, Plan* plan) {
   plan->pitch = round_up(columns) + (residues_x > 1 ? kPad : 0);  // split rows spill zeros behind them
   plan->line = plan->pitch * residues_x;
   plan->stage_rows = band + largest_shift(s.y);
-  plan->stage_left = is_gradient ? largest_shift(s.x) : as_size(s.x.before);
+  plan->stage_left = is_gradient ? largest_shift(s.x) : as_size(s.x.before / s.x.stride);
   plan->stage_up = is_gradient ? largest_shift(s.y) : as_size(s.y.before);
-  plan->stage_floats = residues_y * plan->stage_rows * plan->line + 2 * kPad;
+  plan->stage_floats = residues_y * plan->stage_rows * plan->line + 3 * kPad;  // spilled, and for its alignment
   plan->band = band;
   return plan->stage_floats <= kMostStageFloats;
 }

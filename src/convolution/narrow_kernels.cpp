@@ -128,7 +128,7 @@ void sum_taps(const Sum& s, size_t p, size_t values) {
     const float* x = s.x + s.at[t] + p;
     F pixels[kVectors];
 #pragma GCC unroll 8
-    for (size_t v = 0; v < kVectors; ++v) pixels[v] = load(x + v * kLanes);
+    for (size_t v = 0; v < kVectors; ++v) pixels[v] = held(load(x + v * kLanes));
 #pragma GCC unroll 8
     for (size_t o = 0; o < kOutputs; ++o) {
       const F weight = splat(w[o * s.taps]);
@@ -429,7 +429,7 @@ void multiply(const Products& s) {
     for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load(s.dz + o * s.dz_plane + p);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) {
-      const F pixels = load(s.x + s.at[t] + p);
+      const F pixels = held(load(s.x + s.at[t] + p));
 #pragma GCC unroll 4
       for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
     }

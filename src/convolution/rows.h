@@ -19,12 +19,13 @@ OBN_INLINE void fill_zeros(float* p, size_t n) {
   for (size_t i = 0; i < n; i += kLanes) store(p + i, F{});
 }
 
-// A row of n values; a short one spills zeros, up to kLanes values from `to` on.
+// A row of n values; may spill zeros, less than kLanes of them behind it.
 OBN_INLINE void copy_row(const float* row, size_t n, float* to) {
-  if (n < kLanes) return store(to, load_first(row, n));
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(to + i, load(row + i));
-  if (i < n) store(to + n - kLanes, load(row + n - kLanes));
+  if (i == n) return;
+  if (kLanes == 16 || n < kLanes) return store(to + i, load_first(row + i, n - i));
+  store(to + n - kLanes, load(row + n - kLanes));
 }
 
 // Values 0, 2, … of the row to even, 1, 3, … to odd; spills zeros, less than kLanes values behind each.

@@ -65,6 +65,24 @@ OBN_INLINE I load(const int32_t* p) {
 }
 OBN_INLINE void store(int32_t* p, I v) { std::memcpy(p, &v, sizeof v); }
 
+// The same value, which the compiler now keeps in a register: gcc would rather load it again for every use.
+OBN_INLINE F held(F v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__SSE2__)
+  asm("" : "+x"(v));
+#elif defined(__ARM_NEON)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+// The same pointer, without its history: a pointer that walks by a step is then one register, where gcc would keep one
+// per multiple of the step.
+OBN_INLINE const float* held(const float* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // Past the caches; p is aligned to the vector. Call fence() once after the last one.
 OBN_INLINE void stream(float* p, F v) {
 #if defined(__AVX512F__)
