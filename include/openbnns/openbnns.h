@@ -46,8 +46,36 @@ OBN_API int obn_isa_available(const char *name);
  * the name is not known. */
 OBN_API int obn_is_implemented(const char *function);
 
+/* What products of float32 matrices may cost in exactness to be faster: 0 highest (float32 throughout,
+ * the default), 1 high (operands may be split in bfloat16 pieces, at least 16 bits are kept), 2 medium
+ * (operands may be rounded to bfloat16; sums stay float32). It allows, it does not force: where there
+ * is no faster way the result is that of highest. Returns 0, or -1 for any other number, which changes
+ * nothing. */
+OBN_API int obn_set_matmul_precision(int precision);
+
+/* The setting in force: 0, 1 or 2. */
+OBN_API int obn_get_matmul_precision(void);
+
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
+
+/* Whether convolutions may use Winograd's algorithm (3x3 kernels, stride 1), which is faster but lets
+ * an infinity, a NaN or a huge value reach outputs up to 5 columns and rows away. on is 1 or 0. The
+ * default is 1, or what OPENBNNS_WINOGRAD says. Returns 0, or -1 for another number. */
+OBN_API int obn_set_winograd(int on);
+
+/* The setting in force, 1 or 0. */
+OBN_API int obn_get_winograd(void);
+
+/* The same for one convolution filter: 1, 0, or -1 to follow obn_set_winograd (the default). Returns 0,
+ * or -1 on failure. */
+OBN_API int obn_filter_set_winograd(BNNSFilter filter, int on);
+
+/* Bytes that the filter's calls with this batch size hold while they run, at most: packed or expanded
+ * weights, half types as float32, partial sums. The block belongs to the calling thread and is shared by
+ * all filters it calls. Arguments are taken to lie like the descriptors given at creation. Returns
+ * SIZE_MAX on failure. */
+OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
 
 OBN_C_END
 

@@ -45,15 +45,11 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateConvolutionLayer",
-    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
-    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
@@ -63,7 +59,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
     "BNNSFilterCreateLayerTensorContraction",
-    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFusedFilterApplyBackwardBatch",
     "BNNSFusedFilterApplyBackwardMultiInputBatch",
     "BNNSFusedFilterApplyBatch",
@@ -145,8 +140,13 @@ constexpr std::string_view built[] = {
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterCreateConvolutionLayer",
+    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerConvolution",
+    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
+    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
@@ -193,25 +193,7 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
 }
 
-// convolution
-
-BNNSFilter BNNSFilterCreateLayerConvolution(const BNNSLayerParametersConvolution*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerConvolution");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersConvolution*,
-                                                      const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerTransposedConvolution");
-  return nullptr;
-}
-
 // fully connected
-
-BNNSFilter BNNSFilterCreateLayerFullyConnected(const BNNSLayerParametersFullyConnected*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerFullyConnected");
-  return nullptr;
-}
 
 int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
                                                const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
@@ -595,20 +577,6 @@ int BNNSNearestNeighborsGetInfo(BNNSNearestNeighbors, int, int*, void*) {
 }
 
 void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDestroyNearestNeighbors"); }
-
-// legacy
-
-BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor*, const BNNSImageStackDescriptor*,
-                                            const BNNSConvolutionLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateConvolutionLayer");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor*, const BNNSVectorDescriptor*,
-                                               const BNNSFullyConnectedLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateFullyConnectedLayer");
-  return nullptr;
-}
 
 // graph
 

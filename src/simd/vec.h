@@ -39,7 +39,7 @@ typedef float F __attribute__((vector_size(4 * kLanes)));
 typedef int32_t I __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
 
-OBN_INLINE F splat(float v) { return F{} + v; }
+OBN_INLINE F splat(float v) { return v - F{}; }  // not F{} + v: that is no copy of -0, and costs an addition
 OBN_INLINE I splat(int32_t v) { return I{} + v; }
 OBN_INLINE I bits(F v) { return reinterpret_cast<I>(v); }
 OBN_INLINE F from_bits(I v) { return reinterpret_cast<F>(v); }
