@@ -568,14 +568,21 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   BackwardWork work = {};
   const bool wants_dx = g.dx.data, wants_dw = g.dw.memory.data, wants_db = g.db.data;
   const size_t channels = output_.extent[2];
-  const size_t dz_floats = g.dy.is_direct() && activation_.is_identity() ? 0 : output_.count;
-  const size_t x_floats = !wants_dw || g.x.is_direct() ? 0 : input_.count;
   const bool adds_copy = transposed_ && wants_dx && g.dx_view.accumulate;
-  const size_t dx_floats = !wants_dx || (g.dx.is_direct() && !adds_copy) ? 0 : input_.count;
-  work.chunk = chunk_of(g.batch, dz_floats + x_floats + dx_floats);
+  const size_t dz_floats = g.dy.is_direct() && activation_.is_identity() ? 0 : output_.count;
+  const bool input_direct = Images{&input_, nullptr, 0}.is_direct();
+  const bool copies_x = wants_dw && !input_direct;
+  const bool copies_dx = wants_dx && (!g.dx.is_direct() || adds_copy);
+  // Sums over the batch follow the chunks: these do not depend on which gradients are wanted, so that a gradient has the
+  // same bits alone and with the others.
+  const size_t input_floats = !input_direct || transposed_ || copies_dx ? input_.count : 0;
+  work.chunk = chunk_of(g.batch, dz_floats + input_floats);
   if (dz_floats) work.dz = parts->take<float>(work.chunk * dz_floats);
-  if (x_floats) work.x = parts->take<float>(work.chunk * x_floats);
-  if (dx_floats) work.dx = parts->take<float>(work.chunk * dx_floats);
+  if (copies_x || copies_dx) {  // x has served before dx is made
+    float* image = parts->take<float>(work.chunk * input_.count);
+    work.x = copies_x ? image : nullptr;
+    work.dx = copies_dx ? image : nullptr;
+  }
   if (wants_dx && !w_) work.w = parts->take<float>(weights_.count());
   if (wants_dw && !is_canonical(g.dw, order_)) work.dw = parts->take<float>(weights_.count());
   if (wants_db) {
