@@ -262,11 +262,7 @@ def _weights_spec(where: str, weights: Array, given: ArraySpec | None) -> ArrayS
     rows_are_runs = expressible(array.shape, array.strides, array.itemsize)
     if rows_are_runs or not expressible(array.shape[::-1], array.strides[::-1], array.itemsize):
         return spec
-    dtype = spec.data_type if spec.table is None else "uint8"
-    return ArraySpec(
-        spec.shape, dtype, scale=spec.scale, offset=spec.offset, table=spec.table,
-        layout="column_major",
-    )  # fmt: skip
+    return spec.with_layout("column_major")
 
 
 def _dense_shape(where: str, shape: Any) -> tuple[int, int]:
