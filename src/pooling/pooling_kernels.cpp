@@ -661,10 +661,10 @@ void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* su
   if (is_power_of_two && plan.weights_are_powers_of_two) {
     const float factor_y = 1.0f / weight_y;
     for (size_t i = 0; i < values; i += kLanes)
-      store(z + i, load(sums + i) * (load(plan.column_factor + i) * factor_y));
+      store(z + i, load_clipped(sums, i, values, F{}) * (load(plan.column_factor + i) * factor_y));
   } else {
     for (size_t i = 0; i < values; i += kLanes)
-      store(z + i, load(sums + i) / (load(plan.column_weight + i) * weight_y));
+      store(z + i, load_clipped(sums, i, values, F{}) / (load(plan.column_weight + i) * weight_y));
   }
 }
 
@@ -730,7 +730,8 @@ void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* in
 OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
   if (p < plan.full_begin || p >= plan.full_end) return 1;
   const size_t left = static_cast<size_t>(plan.full_end - p);
-  return left < most ? left : most;
+  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
+  return least < most ? least : most;
 }
 
 // ---- forward ----
@@ -1122,7 +1123,7 @@ void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
 // Here windows push: a vector of them is loaded once, and what it gives to each image row and column is picked in
 // registers. Pulling, which serves every geometry, loads it once per position and takes about twice as long.
 
-// Rows of dx, in order, collected in scratch and put down a few at a time.
+// Rows of dx, in order: either collected in scratch and put down a few at a time, or written where they belong.
 struct Band {
   const Call& call;
   size_t n;
@@ -1132,21 +1133,35 @@ struct Band {
   size_t capacity;  // at least 2
   size_t next;      // row that comes next
   size_t end;
+  bool is_direct;
   size_t staged = 0;
 
   // Where row h goes, whose turn it is unless it lies outside the band. At most `capacity` between calls of make_room.
   [[gnu::always_inline]] inline float* at(int64_t h) {
     if (h < static_cast<int64_t>(next) || h >= static_cast<int64_t>(end)) return spare;
-    ++next;
-    return stage + staged++ * static_cast<size_t>(call.plan->x.image);
+    return take(1);
+  }
+  // Where the next rows go, one after the other.
+  [[gnu::always_inline]] inline float* take(size_t rows) {
+    float* to = is_direct ? reinterpret_cast<float*>(call.dx.at(n, c, next))
+                          : stage + staged * static_cast<size_t>(call.plan->x.image);
+    next += rows;
+    staged += rows;
+    return to;
   }
   void put() {
     const size_t w = static_cast<size_t>(call.plan->x.image);
-    put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
+    if (!is_direct) put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
     staged = 0;
   }
   [[gnu::always_inline]] inline void make_room(size_t rows) {
     if (staged + rows > capacity) put();
+  }
+  // How many of `most` rows of windows, the first of them from row h on, can push two rows each into the band at once.
+  [[gnu::always_inline]] inline size_t pairs_at(int64_t h, size_t most) const {
+    if (h != static_cast<int64_t>(next)) return 0;
+    const size_t left = end - next < capacity - staged ? end - next : capacity - staged;
+    return left / 2 < most ? left / 2 : most;
   }
 };
 
@@ -1198,70 +1213,130 @@ OBN_INLINE void store_pairs(float* row, size_t w, size_t j, F even, F odd) {
   }
 }
 
-// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. origin: position (0, 2p).
+// Some rows of windows to be pushed: their gradients and the positions of their maxima.
+struct Pushed {
+  const float* g;
+  const int32_t* index;
+  size_t next_g;      // floats from row to row
+  size_t next_index;
+  size_t rows;
+  int32_t origin;     // of the first position of the first window
+};
+
+// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. The rows below follow
+// top and bottom two rows of W further down each time.
 template <bool kMax>
-void push_two(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
-              float* bottom) {
+void push_two(const Plan& plan, const Pushed& from, float* top, float* bottom) {
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  I first = iota() * 2 + origin;
-  for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
-    Windows<kMax> here;
-    here.load_from(g_row, index_row, j, windows, first);
-    store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
-    store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+  const float* g_row = from.g;
+  const int32_t* index_row = from.index;
+  int32_t origin = from.origin;
+  for (size_t p = 0; p < from.rows; ++p) {
+    I first = iota() * 2 + origin;
+    for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
+      Windows<kMax> here;
+      here.load_from(g_row, index_row, j, windows, first);
+      store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
+      store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+    }
+    g_row += from.next_g;
+    index_row += from.next_index;
+    origin += 2 * down;
+    top += 2 * w;
+    bottom += 2 * w;
   }
 }
 
 // 3x3: window (q, p) is the image rows 2p - 1 (top), 2p (middle), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
 // neighbours share a row and a column. What the row 2p + 1 has so far waits in even, odd (W / 2, rounded up) for the
-// windows below. origin: position (-1, 2p - 1).
+// windows below.
 template <bool kMax>
-void push_three(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
-                float* middle, float* even, float* odd) {
+void push_three(const Plan& plan, const Pushed& from, float* top, float* middle, float* even, float* odd) {
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  I first = iota() * 2 + origin;
-  Windows<kMax> here, after;
-  here.load_from(g_row, index_row, 0, windows, first);
-  F lead[3];  // what the windows give to the column before theirs, in each of the three rows
-  for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
-  for (size_t j = 0; 2 * j < w; j += kLanes) {
-    first += static_cast<int32_t>(2 * kLanes);
-    after.load_from(g_row, index_row, j + kLanes, windows, first);
-    F own[3], shared[3];
-    for (int32_t r = 0; r < 3; ++r) {
-      const F next = share<kMax>(after.g, after.offset, r * down);
-      own[r] = share<kMax>(here.g, here.offset, r * down + 1);
-      shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
-      lead[r] = next;
+  const float* g_row = from.g;
+  const int32_t* index_row = from.index;
+  int32_t origin = from.origin;
+  for (size_t p = 0; p < from.rows; ++p) {
+    I first = iota() * 2 + origin;
+    Windows<kMax> here, after;
+    here.load_from(g_row, index_row, 0, windows, first);
+    F lead[3];  // what the windows give to the column before theirs, in each of the three rows
+    for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
+    for (size_t j = 0; 2 * j < w; j += kLanes) {
+      first += static_cast<int32_t>(2 * kLanes);
+      after.load_from(g_row, index_row, j + kLanes, windows, first);
+      F own[3], shared[3];
+      for (int32_t r = 0; r < 3; ++r) {
+        const F next = share<kMax>(after.g, after.offset, r * down);
+        own[r] = share<kMax>(here.g, here.offset, r * down + 1);
+        shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
+        lead[r] = next;
+      }
+      store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
+      store_pairs(middle, w, j, own[1], shared[1]);
+      store(even + j, own[2]);
+      store(odd + j, shared[2]);
+      here = after;
     }
-    store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
-    store_pairs(middle, w, j, own[1], shared[1]);
-    store(even + j, own[2]);
-    store(odd + j, shared[2]);
-    here = after;
+    g_row += from.next_g;
+    index_row += from.next_index;
+    origin += 2 * down;
+    top += 2 * w;
+    middle += 2 * w;
   }
 }
+
+// Where the gradients of windows that push come from.
+struct PushSource {
+  const WindowGradients& of;
+  bool is_direct;  // dy, and for Max the indices, lie as push wants them
+  float* g;        // (forward_rows, Q), as the index
+  int32_t* index;
+
+  // The gradients of `rows` rows of windows from p on; all but one are full rows of windows.
+  Pushed rows_from(int64_t p, size_t rows) const {
+    const Call& call = of.call;
+    const Plan& plan = *call.plan;
+    const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
+    const int32_t origin = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(0));
+    const bool is_inside = plan.y.first(p) < plan.y.end(p);
+    const float* dy = reinterpret_cast<const float*>(call.dy.at(of.n, of.c, row));
+    if (is_direct && is_inside && plan.function == BNNSPoolingFunctionMax)
+      return {dy, reinterpret_cast<const int32_t*>(call.indices.at(of.n, of.c, row)), call.dy.y_stride,
+              call.indices.y_stride, rows, origin};
+    if (is_direct && plan.function != BNNSPoolingFunctionMax) {
+      divide_by_weights(plan, p, rows, dy, g);
+      return {g, nullptr, windows, 0, rows, origin};
+    }
+    for (size_t r = 0; r < rows; ++r)
+      gradient_row(of, p + static_cast<int64_t>(r), g + r * windows, index + r * windows);
+    return {g, index, windows, windows, rows, origin};
+  }
+};
 
 template <bool kMax, bool kThird>
 void backward_push(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), capacity = plan.push_rows;
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const size_t capacity = plan.push_rows, gradients = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
-  float* g_row = scratch.take(plan.line_floats);
-  int32_t* index_row = scratch.take_indices(plan.line_floats);
+  float* g = scratch.take(gradients);
+  int32_t* index = scratch.take_indices(gradients);
   float* y_row = scratch.take(plan.line_floats);
   float* value = scratch.take(plan.line_floats);
   float* even = scratch.take(plan.line_floats);
   float* odd = scratch.take(plan.line_floats);
   float* spare = scratch.take(plan.line_floats);
   float* stage = scratch.take(capacity * w + 4 * kPad);
-  // Gradients and indices that lie as the kernel wants them need not be copied.
-  const bool is_direct = kMax && call.dy.type == BNNSDataTypeFloat32 && call.dy.x_stride == 1 &&
-                         call.indices.data && call.indices.type == BNNSDataTypeUInt32 && call.indices.x_stride == 1 &&
-                         !plan.has_activation && !plan.has_empty_columns;
+  const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && is_one_run(call.dy, windows) &&
+                               !plan.has_activation && !plan.has_empty_columns;
+  const bool finds_indices = !kMax || (call.indices.data && call.indices.type == BNNSDataTypeUInt32 &&
+                                       call.indices.x_stride == 1);
+  const bool is_direct = !call.dx.stream && !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 &&
+                         is_one_run(call.dx, w);
   const size_t end = piece.row + piece.rows;
   const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
   const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
@@ -1269,30 +1344,25 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     if (call.x.data) rows.start_plane(call.x, n, c);
     const WindowGradients of{call, &rows, y_row, value, n, c};
-    Band band{call, n, c, stage, spare, capacity, piece.row, end};
+    const PushSource source{of, finds_gradients && finds_indices, g, index};
+    Band band{call, n, c, stage, spare, capacity, piece.row, end, is_direct};
     if (kThird) {
       fill(even, plan.line_floats, 0.0f);
       fill(odd, plan.line_floats, 0.0f);
     }
-    for (int64_t p = p0; p < p1; ++p) {
-      const float* g = g_row;
-      const int32_t* index = index_row;
-      if (is_direct && plan.y.first(p) < plan.y.end(p)) {
-        g = reinterpret_cast<const float*>(call.dy.at(n, c, static_cast<size_t>(p)));
-        index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, static_cast<size_t>(p)));
-      } else {
-        gradient_row(of, p, g_row, index_row);
-      }
+    for (int64_t p = p0; p < p1;) {
       band.make_room(2);
       const int64_t h = plan.y.start(p);
-      const int32_t origin = static_cast<int32_t>(h * plan.x.image + plan.x.start(0));
-      float* first = band.at(h);
-      float* second = band.at(h + 1);
+      const size_t pairs = band.pairs_at(h, rows_together(plan, p, static_cast<size_t>(p1 - p)));
+      const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
+      float* first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
+      float* second = pairs > 0 ? first + w : band.at(h + 1);
       if constexpr (kThird) {
-        push_three<kMax>(plan, g, index, origin, first, second, even, odd);
+        push_three<kMax>(plan, from, first, second, even, odd);
       } else {
-        push_two<kMax>(plan, g, index, origin, first, second);
+        push_two<kMax>(plan, from, first, second);
       }
+      p += static_cast<int64_t>(from.rows);
     }
     if (kThird && p1 > p0) {  // the last row that windows reach
       band.make_room(1);
