@@ -419,7 +419,7 @@ constexpr BNNSActivationFunction kActivations[] = {BNNSActivationFunctionRectifi
 Layer random_layer(Random& random) {
   Layer l;
   l.transposed = random.one_in(3);
-  l.n = random.between(1, 5);
+  l.n = random.one_in(10) ? random.between(kSumGroups, 40) : random.between(1, 5);
   if (random.one_in(3)) l.groups = random.between(1, 4);
   l.in = l.groups * random.between(1, 5);
   l.out = l.groups * random.between(1, random.one_in(8) ? 40 : 5);
