@@ -45,13 +45,11 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
@@ -113,8 +111,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSLossFilterApplyBatch",
     "BNNSMatMul",
     "BNNSMatMulWorkspaceSize",
-    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
-    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
     "BNNSNormalizationFilterApplyBackwardBatch",
@@ -143,14 +139,18 @@ constexpr std::string_view built[] = {
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
     "BNNSFilterCreateConvolutionLayer",
+    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
     "BNNSFilterCreateLayerConvolution",
+    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
     "BNNSGetPointer",
+    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
+    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
@@ -191,27 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// fully connected
-
-BNNSFilter BNNSFilterCreateLayerFullyConnected(const BNNSLayerParametersFullyConnected*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerFullyConnected");
-  return nullptr;
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                               const BNNSSparsityParameters*, size_t, void*, size_t,
-                                               const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCOO");
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCSR(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               BNNSNDArrayDescriptor*, const BNNSSparsityParameters*, size_t, void*,
-                                               size_t, const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCSR");
 }
 
 // loss
@@ -582,14 +561,6 @@ int BNNSNearestNeighborsGetInfo(BNNSNearestNeighbors, int, int*, void*) {
 }
 
 void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDestroyNearestNeighbors"); }
-
-// legacy
-
-BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor*, const BNNSVectorDescriptor*,
-                                               const BNNSFullyConnectedLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateFullyConnectedLayer");
-  return nullptr;
-}
 
 // graph
 

@@ -188,21 +188,22 @@ int Convolution::prepare(const BNNSLayerParametersConvolution& p) {
 
 int Convolution::prepare_weights(const BNNSNDArrayDescriptor& descriptor, size_t groups) {
   size_t unused;
-  if (read_weights(descriptor, Access::read, "weights", &weights_) != 0 ||
+  order_ = {transposed_, groups};
+  if (read_weights(descriptor, Access::read, "weights", order_, &weights_) != 0 ||
       read_batch(weights_.memory, weights_.memory.data, 1, 0, Access::read, "weights", &unused) != 0)
     return -1;
   const WeightArray& w = weights_;
   const size_t in = input_.extent[2], out = output_.extent[2];
   if (in % groups != 0 || out % groups != 0)
     return fail("groups: expected a divisor of %zu input and %zu output channels; got %zu", in, out, groups);
-  if (groups > 1 && w.memory.layout != BNNSDataLayoutConvolutionWeightsOIHW)
+  if (groups > 1 && w.memory.layout != BNNSDataLayoutConvolutionWeightsOIHW &&
+      w.memory.layout != BNNSDataLayout4DFirstMajor)
     return fail("weights: expected layout ConvolutionWeightsOIHW with %zu groups; got %s", groups,
                 name_of(w.memory.layout));
   if (w.in != in / groups || w.out != out)
     return fail("weights: expected %zu output and %zu input channels for %zu, %zu and %zu groups; got %zu and %zu", out,
                 in / groups, out, in, groups, w.out, w.in);
   if (w.memory.count > kMostValues) return fail("weights: expected at most 2^58 values; got %zu", w.memory.count);
-  order_ = {transposed_, groups};
   return 0;
 }
 
@@ -484,7 +485,7 @@ struct Convolution::BackwardWork {
 int Convolution::check_weight_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const {
   const char* word = "weights_gradient";
   size_t unused;
-  if (read_weights(descriptor, Access::write, word, &g->dw) != 0 ||
+  if (read_weights(descriptor, Access::write, word, order_, &g->dw) != 0 ||
       read_batch(g->dw.memory, g->dw.memory.data, 1, 0, Access::write, word, &unused) != 0)
     return -1;
   const WeightArray &w = weights_, &dw = g->dw;

@@ -9,6 +9,7 @@
 
 #include "activation/activation.h"
 #include "base/cpu.h"
+#include "base/precision.h"
 #include "openbnns/bnns/base.h"
 
 namespace obn::gemm {
@@ -32,6 +33,7 @@ struct Product {
   const float* row_bias = nullptr;   // (m), added to every value of a row
   const float* column_bias = nullptr;  // (n), added to every row
   const activation::Fused* activation = nullptr;  // last of all; a row of c is its row
+  Precision precision = Precision::highest;
 };
 
 // Bytes that run() needs in `work`, shared by all threads of the call.
@@ -44,5 +46,8 @@ void run(const Product& product, size_t threads, std::byte* work);
 size_t work_bytes(const Product& first, size_t count);
 void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step, size_t c_step, size_t threads,
                std::byte* work);
+
+// gemm_ref.cpp: the formula, float64 sums; rows [first, last) of c.
+void run_reference(const Product& product, size_t first, size_t last);
 
 }  // namespace obn::gemm

@@ -1,10 +1,10 @@
 // The register tile that every matrix product is made of, and the transposes that prepare its operands. Included by
 // kernel files only.
 //
-//   c (rows, columns) = start + a (rows, k) · b (k, columns),  rows <= kTileRows, columns <= kTileColumns
+//   c (rows, columns) = alpha · a (rows, k) · b (k, columns) + biases (+ c),  rows <= kTileRows, columns <= kTileColumns
 //
-// Every value of c is one chain of fused multiply-adds in the order of k, so how a product is cut into tiles does not
-// change its bits; where k is cut does.
+// Every value of the product is one chain of fused multiply-adds in the order of k, begun at 0, so how a product is cut
+// into tiles does not change its bits; where k is cut does.
 #pragma once
 
 #include "simd/vec.h"
@@ -35,70 +35,106 @@ struct Tile {
   size_t c_row;
   size_t k;
   size_t columns;   // fewer than kTileColumns: the rest of b is not read, the rest of c not touched
-  bool accumulate;  // start = c, else 0
+  bool accumulate;  // the result is added to c, which is read last of all
+  float alpha = 1.0f;
+  const float* row_bias = nullptr;     // (rows)
+  const float* column_bias = nullptr;  // (columns)
+  const float* ahead = nullptr;        // fetched meanwhile, for whoever comes next: a line at ahead + p·ahead_step
+  size_t ahead_step = 0;
 };
 
-template <size_t kRows, bool kPacked, bool kWhole>
-OBN_INLINE void multiply_rows(const Tile& t) {
-  F left[kRows], right[kRows];
-  const size_t tail = t.columns <= kLanes ? t.columns : t.columns - kLanes;  // values in the last vector
-  const bool two = t.columns > kLanes;
-  auto read = [&](const float* p, F* l, F* r) __attribute__((always_inline)) {
-    if constexpr (kWhole) {
-      *l = load(p);
-      *r = load(p + kLanes);
-    } else {
-      *l = two || tail == kLanes ? load(p) : load_first(p, tail);
-      *r = !two ? F{} : tail == kLanes ? load(p + kLanes) : load_first(p + kLanes, tail);
-    }
+// A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.
+template <size_t kRows, size_t kVectors, bool kPacked, bool kWhole, bool kCopies>
+OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
+  F sum[kRows][kVectors];
+  const size_t last = kWhole ? kLanes : t.columns - (kVectors - 1) * kLanes;  // values in the last vector
+  auto read = [&](const float* p, size_t v) __attribute__((always_inline)) {
+    return kWhole || v + 1 < kVectors || last == kLanes ? load(p + v * kLanes) : load_first(p + v * kLanes, last);
   };
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
-    left[i] = right[i] = F{};
-    __builtin_prefetch(t.c + i * t.c_row, 1);
-    __builtin_prefetch(t.c + i * t.c_row + kLanes, 1);
-  }
-  if (t.accumulate) {
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kRows; ++i) read(t.c + i * t.c_row, &left[i], &right[i]);
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      sum[i][v] = F{};
+      __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
+    }
   }
   const float* a = t.a;
   const float* b = t.b;
+  const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
   for (size_t p = 0; p < t.k; ++p) {
-    F b0, b1;
-    read(b, &b0, &b1);
+    F w[kVectors];
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      w[v] = read(b, v);
+      if constexpr (kCopies) store(copy + v * kLanes, w[v]);
+    }
+    if constexpr (kCopies) copy += kTileColumns;
+    if constexpr (kPacked) __builtin_prefetch(a + 16 * kRows);
+    __builtin_prefetch(ahead);
 #pragma GCC unroll 16
     for (size_t i = 0; i < kRows; ++i) {
-      const F v = splat(kPacked ? a[i] : a[i * t.a_row]);
-      left[i] += v * b0;
-      right[i] += v * b1;
+      const F x = splat(kPacked ? a[i] : a[i * t.a_row]);
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += x * w[v];
     }
-    a += t.a_step;
+    a += kPacked ? kRows : t.a_step;
     b += t.b_step;
+    ahead += t.ahead_step;
+  }
+  if (t.alpha != 1.0f) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] *= t.alpha;
+  }
+  if (t.row_bias) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += t.row_bias[i];
+  }
+  if (t.column_bias) {
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      const F bias = read(t.column_bias, v);
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kRows; ++i) sum[i][v] += bias;
+    }
+  }
+  if (t.accumulate) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += read(t.c + i * t.c_row, v);
   }
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
-    float* c = t.c + i * t.c_row;
-    if (kWhole || two || tail == kLanes) {
-      store(c, left[i]);
-    } else {
-      store_first(c, left[i], tail);
-    }
-    if (kWhole || (two && tail == kLanes)) {
-      store(c + kLanes, right[i]);
-    } else if (two) {
-      store_first(c + kLanes, right[i], tail);
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) {
+      float* c = t.c + i * t.c_row + v * kLanes;
+      if (kWhole || v + 1 < kVectors || last == kLanes) {
+        store(c, sum[i][v]);
+      } else {
+        store_first(c, sum[i][v], last);
+      }
     }
   }
 }
 
 template <size_t kRows>
 [[gnu::noinline]] static void multiply_some(const Tile& t) {
-  const bool packed = t.a_row == 1, whole = t.columns == kTileColumns;
-  if (packed && whole) return multiply_rows<kRows, true, true>(t);
-  if (packed) return multiply_rows<kRows, true, false>(t);
-  if (whole) return multiply_rows<kRows, false, true>(t);
-  multiply_rows<kRows, false, false>(t);
+  const bool packed = t.a_row == 1 && t.a_step == kRows;
+  if (t.columns == kTileColumns) {
+    if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
+  }
+  if (t.columns > kLanes) {
+    if (packed) return multiply_rows<kRows, 2, true, false, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, false, false>(t, nullptr);
+  }
+  if (packed) return multiply_rows<kRows, 1, true, false, false>(t, nullptr);
+  multiply_rows<kRows, 1, false, false, false>(t, nullptr);
 }
 
 using MultiplyTile = void (*)(const Tile&);
@@ -151,21 +187,32 @@ OBN_INLINE void transpose(F (&v)[kLanes]) {
     v[4 + j] = reinterpret_cast<F>(_mm512_shuffle_f32x4(b, d, 0x88));
     v[12 + j] = reinterpret_cast<F>(_mm512_shuffle_f32x4(b, d, 0xdd));
   }
-#else
-  // Halves change places, then halves of halves: log2(kLanes) rounds.
-  for (size_t half = kLanes / 2; half > 0; half /= 2) {
-    for (size_t i = 0; i < kLanes; ++i) {
-      if (i & half) continue;
-      const F a = v[i], b = v[i + half];
-      for (size_t j = 0; j < kLanes; ++j) {
-        if (j & half) {
-          v[i][j] = b[j - half];
-        } else {
-          v[i + half][j] = a[j + half];
-        }
-      }
-    }
+#elif defined(__AVX2__)
+  F t[8], r[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    t[2 * i + 1] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
   }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    r[4 * i] = __builtin_shufflevector(t[4 * i], t[4 * i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+    r[4 * i + 1] = __builtin_shufflevector(t[4 * i], t[4 * i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    r[4 * i + 2] = __builtin_shufflevector(t[4 * i + 1], t[4 * i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
+    r[4 * i + 3] = __builtin_shufflevector(t[4 * i + 1], t[4 * i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    v[j] = __builtin_shufflevector(r[j], r[4 + j], 0, 1, 2, 3, 8, 9, 10, 11);
+    v[4 + j] = __builtin_shufflevector(r[j], r[4 + j], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+#else
+  const F a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5), b = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7);
+  const F c = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5), d = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+  v[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+  v[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+  v[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+  v[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
 #endif
 }
 
