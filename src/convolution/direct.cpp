@@ -223,7 +223,8 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   // Sums of a panel; with outputs in lanes they are turned in a second place of the same size.
   const size_t run = x_phases * round_up(run_length(b), kernels.tile_columns);
   const size_t panel = run * (c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
-  const size_t places = (kScratchFloats - kHardFloats) / panel;
+  const size_t slack = kernels.lanes * kernels.tile_columns;  // read behind the last one
+  const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
   if (places < 2) return false;
   const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
   const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
