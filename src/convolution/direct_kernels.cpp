@@ -397,6 +397,34 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
   }
 }
 
+// The same for two phases of the columns, which take turns in rows of n values; sums of the second are `phase` further.
+void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, size_t second_columns, size_t outputs,
+                size_t n, bool accumulate, float* to, size_t to_plane, size_t to_row) {
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < outputs; o += kLanes) {
+      const size_t height = smaller(kLanes, outputs - o);
+      for (size_t q = 0; q < columns; q += kLanes) {
+        const float* first = sums + (r * columns + q) * kTileColumns + o;
+        const float* second = sums + phase + (r * second_columns + q) * kTileColumns + o;
+        F v[kLanes], w[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] = load(first + i * kTileColumns);
+        transpose(v);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) w[i] = load(second + i * kTileColumns);
+        transpose(w);
+        float* row = to + o * to_plane + r * to_row + 2 * q;
+        for (size_t i = 0; i < height; ++i, row += to_plane) {
+          F a, b;
+          join_pairs(v[i], w[i], &a, &b);
+          put(row, a, n - 2 * q, accumulate);
+          if (2 * q + kLanes < n) put(row + kLanes, b, n - 2 * q - kLanes, accumulate);
+        }
+      }
+    }
+  }
+}
+
 // One piece of work.
 struct Place {
   size_t sample, group;
@@ -493,6 +521,7 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
   const size_t first_column = at.column * x_phases;
   const size_t n = smaller(b.columns * x_phases, static_cast<size_t>(call.x.out) - first_column);
   const bool turns_into_place = call.outputs_in_lanes && x_phases == 1 && !call.accumulate;
+  const bool turns_pairs = call.outputs_in_lanes && x_phases == 2;
   for (size_t py = 0; py < y_phases; ++py) {
     if (call.y.count(py) <= at.row) continue;
     Step s;
@@ -528,7 +557,7 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
           } else {
             multiply_panel(call, s, m.rows, own + px * height * run, run, b.pitch);
           }
-          if (c + s.channels < call.in_channels || !call.outputs_in_lanes) continue;
+          if (c + s.channels < call.in_channels || !call.outputs_in_lanes || turns_pairs) continue;
           if (turns_into_place) {
             turn_sums(own, s.rows, s.columns, m.rows, to, call.out.plane, to_row);
           } else {
@@ -536,8 +565,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
           }
         }
         if (c + s.channels < call.in_channels) continue;
+        if (turns_pairs)
+          turn_pairs(own, height * run, s.rows, smaller(b.columns, call.x.count(0) - at.column), s.columns, m.rows, n,
+                     call.accumulate, to, call.out.plane, to_row);
         const float* finished = call.outputs_in_lanes ? joined : own;
-        const bool is_there = call.in_place || turns_into_place;
+        const bool is_there = call.in_place || turns_into_place || turns_pairs;
         if (is_there && !call.activation) continue;
         for (size_t i = 0; i < m.rows; ++i) {
           for (size_t r = 0; r < s.rows; ++r) {
@@ -576,7 +608,7 @@ void transpose_pixels(const float* planes, size_t plane, size_t plane_row, size_
   }
 }
 
-// c (rows, kTileColumns) += Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
+// c (rows, kTileColumns) = c + Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
 struct PixelSum {
   const float* a;
   const size_t* offsets;
@@ -584,6 +616,7 @@ struct PixelSum {
   const float* b;
   float* c;
   size_t rows, columns;  // of pixels
+  bool accumulate;       // else c = …
 };
 
 template <size_t kRows>
@@ -607,8 +640,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
     float* c = t.c + i * kTileColumns;
-    store(c, load(c) + left[i]);
-    store(c + kLanes, load(c + kLanes) + right[i]);
+    store(c, t.accumulate ? load(c) + left[i] : left[i]);
+    store(c + kLanes, t.accumulate ? load(c + kLanes) + right[i] : right[i]);
   }
 }
 
@@ -646,13 +679,13 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const size_t channels = smaller(b.channels, call.in_channels - c0);
   const size_t panels = smaller(call.panels_at_once, call.panels - first_panel);
   const size_t k = channels * call.used;
-  for (size_t panel = first_panel; panel < first_panel + panels; ++panel)
-    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
   if (k == 0) return;
   float* frame = scratch;
   float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
   const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
-  for (size_t block = all * part / call.parts; block < all * (part + 1) / call.parts; ++block) {
+  const size_t first_block = all * part / call.parts;
+  for (size_t block = first_block; block < all * (part + 1) / call.parts; ++block) {
+    const bool is_first = block == first_block;
     const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
     const size_t column = block % b.column_blocks * b.columns;
     const size_t rows = smaller(b.rows, call.y_taps.count() - row);
@@ -674,7 +707,7 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       for (size_t tile = 0; tile < tiles; ++tile) {
         const Panel p = panel_of(k, tile);
         sums_of_pixels[p.rows](
-            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns});
+            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns, !is_first});
       }
     }
   }
