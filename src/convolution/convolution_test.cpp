@@ -1184,4 +1184,288 @@ TEST(convolution_first_interface) {
   CHECK(!BNNSFilterCreateConvolutionLayer(nullptr, &out, &p, nullptr), "no input");
 }
 
+// ---- every algorithm against the reference loops ----
+
+namespace {
+
+// (N, channels, rows, columns) with gaps full of NaN: nobody may read or write them.
+struct Block {
+  size_t n, c, h, w;
+  size_t row, plane, sample, shift;
+  std::vector<float> values;
+
+  Block(size_t n, size_t c, int64_t rows, int64_t columns, size_t gap)
+      : n(n), c(c), h(static_cast<size_t>(rows)), w(static_cast<size_t>(columns)), row(w + gap), plane(row * h + gap),
+        sample(plane * c + gap), shift(gap), values(sample * n + shift, kNan) {}
+  Planes planes() { return {values.data() + shift, row, plane, sample}; }
+  size_t count() const { return n * c * h * w; }
+  float& at(size_t i) {
+    return values[shift + i % w + i / w % h * row + i / (w * h) % c * plane + i / (w * h * c) * sample];
+  }
+  void fill(Random& random) {
+    for (size_t i = 0; i < count(); ++i) at(i) = random.value();
+  }
+  Block absolute() const {
+    Block copy = *this;
+    for (float& value : copy.values) value = std::fabs(value);
+    return copy;
+  }
+};
+
+// Memory as an algorithm asked for it, full of NaN and with an end that must stay as it is.
+struct Work {
+  static constexpr size_t kEnd = 256;
+  size_t bytes;
+  std::vector<std::byte> memory;
+
+  explicit Work(size_t bytes) : bytes(bytes), memory(bytes + kEnd + kAlignment, std::byte{0xff}) {}
+  std::byte* data() {
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+  }
+  bool is_intact() {
+    return std::all_of(data() + bytes, data() + bytes + kEnd, [](std::byte b) { return b == std::byte{0xff}; });
+  }
+};
+
+Problem problem_of(const Layer& l) {
+  const auto axis = [](size_t in, size_t out, size_t kernel, size_t stride, size_t dilation, size_t before) {
+    const auto at = [](size_t value) { return static_cast<int64_t>(value); };
+    return Axis{at(in), at(out), at(kernel), at(stride), at(dilation), at(before)};
+  };
+  return {l.n, l.in, l.out, l.groups, axis(l.w, l.q, l.kw, l.sx, l.dx, l.left), axis(l.h, l.p, l.kh, l.sy, l.dy, l.up)};
+}
+
+struct Trial {
+  Layer layer;
+  Problem problem;
+  Block x, y;
+  Block dz;  // y, but special: where a window hangs over the image, a weight gradient may multiply dz by the padding
+  std::vector<float> w, bias_in, bias_out;
+  activation::Fused activation;
+  bool is_special;  // some values of x and dz are NaN, infinite or huge
+
+  Trial(const Layer& l, size_t gap, bool special, Random& random)
+      : layer(l), problem(problem_of(l)), x(l.n, l.in, problem.y.in, problem.x.in, gap),
+        y(l.n, l.out, problem.y.out, problem.x.out, gap), dz(y), w(l.out * (l.in / l.groups) * l.kh * l.kw), bias_in(l.in),
+        bias_out(l.out), is_special(special) {
+    x.fill(random);
+    y.fill(random);
+    dz = y;
+    for (std::vector<float>* values : {&w, &bias_in, &bias_out})
+      for (float& value : *values) value = random.value();
+    BNNSActivation leaky = {};
+    leaky.function = BNNSActivationFunctionLeakyRectifiedLinear;
+    leaky.alpha = 0.25f;
+    activation::Fused::read(leaky, "activation", &activation);
+    if (!special) return;
+    const float specials[] = {kNan, kInfinity, -kInfinity, 1e30f, -3e30f};
+    x.at(random.below(x.count())) = specials[random.below(5)];
+    dz.at(random.below(dz.count())) = specials[random.below(5)];
+  }
+};
+
+// The same trial with all signs gone and a plain end: its results are the sizes of the sums.
+Trial sizes_of(const Trial& t) {
+  Trial copy = t;
+  copy.x = t.x.absolute();
+  copy.y = t.y.absolute();
+  copy.dz = t.dz.absolute();
+  for (std::vector<float>* values : {&copy.w, &copy.bias_in, &copy.bias_out})
+    for (float& value : *values) value = std::fabs(value);
+  return copy;
+}
+
+enum class End { plain, bias, activation, accumulate };
+
+Block run_trial(const ForwardAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result = t.y;
+  Work work(algorithm.work_bytes(t.problem));
+  const bool has_bias = end == End::bias || end == End::activation;
+  algorithm.run(t.problem,
+                {t.x.planes(), t.w.data(), result.planes(), has_bias ? t.bias_out.data() : nullptr,
+                 end == End::activation ? &t.activation : nullptr},
+                threads, work.data());
+  CHECK(work.is_intact(), "%s forward wrote past its work", algorithm.name);
+  return result;
+}
+
+Block run_trial(const InputGradientAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result = t.x;
+  for (size_t i = 0; i < result.count(); ++i) result.at(i) = static_cast<float>(i % 7);
+  Work work(algorithm.work_bytes(t.problem));
+  const bool has_bias = end == End::bias || end == End::activation;
+  algorithm.run(t.problem,
+                {t.dz.planes(), t.w.data(), result.planes(), end == End::accumulate,
+                 has_bias ? t.bias_in.data() : nullptr, end == End::activation ? &t.activation : nullptr},
+                threads, work.data());
+  CHECK(work.is_intact(), "%s input gradient wrote past its work", algorithm.name);
+  return result;
+}
+
+Block run_trial(const WeightGradientAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result(1, 1, 1, static_cast<int64_t>(t.w.size()), 0);
+  for (size_t i = 0; i < result.count(); ++i) result.at(i) = static_cast<float>(i % 7);
+  Work work(algorithm.work_bytes(t.problem));
+  algorithm.run(t.problem, {t.x.planes(), t.y.planes(), result.values.data(), end == End::accumulate}, threads,
+                work.data());
+  CHECK(work.is_intact(), "%s weight gradient wrote past its work", algorithm.name);
+  return result;
+}
+
+bool same_bits(const Block& a, const Block& b) {
+  return std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0;
+}
+
+// Within 1e-5 of what was added up; Winograd's errors belong to tiles, so there it is the largest sum that counts.
+void compare(Block got, Block expected, Block sizes, bool is_winograd, const char* name, const char* pass) {
+  float largest = 0.0f;
+  for (size_t i = 0; i < sizes.count(); ++i) largest = std::max(largest, sizes.at(i));
+  for (size_t i = 0; i < got.count(); ++i) {
+    const float a = got.at(i), b = expected.at(i);
+    const float tolerance = 1e-5f * (1.0f + (is_winograd ? largest : sizes.at(i)));
+    CHECK((std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= tolerance, "%s %s: value %zu is %g, "
+          "expected %g", name, pass, i, static_cast<double>(a), static_cast<double>(b));
+    got.at(i) = expected.at(i) = 0.0f;
+  }
+  CHECK(same_bits(got, expected), "%s %s: memory between the rows was touched", name, pass);
+}
+
+// How often the algorithm of each name ran.
+struct Ran {
+  const char* name;
+  size_t times;
+  bool is_built;
+};
+
+template <class Algorithm>
+void try_algorithm(const Algorithm& algorithm, const Algorithm& reference, const Trial& trial, const char* pass,
+                   std::initializer_list<End> ends, Ran* ran) {
+  const bool is_winograd = std::strcmp(algorithm.name, "winograd") == 0;
+  ran->name = algorithm.name;
+  ran->is_built = algorithm.run != nullptr;
+  if (!algorithm.fits(trial.problem) || (is_winograd && trial.is_special)) return;
+  ++ran->times;
+  const int failures_before = test::failures;
+  for (End end : ends) {
+    const Block expected = run_trial(reference, trial, end, 1);
+    const Block sizes = run_trial(reference, sizes_of(trial), end, 1);
+    const Block got = run_trial(algorithm, trial, end, 1);
+    compare(got, expected, sizes, is_winograd, algorithm.name, pass);
+    for (size_t threads : {2, 7})
+      CHECK(same_bits(run_trial(algorithm, trial, end, threads), got), "%s %s: %zu threads give other bits",
+            algorithm.name, pass, threads);
+  }
+  if (test::failures != failures_before) trial.layer.print();
+}
+
+constexpr size_t kAlgorithms = 4;
+Ran ran_forward[kAlgorithms], ran_input[kAlgorithms], ran_weights[kAlgorithms];
+
+void try_algorithms(const Trial& trial) {
+  const ForwardAlgorithm* forward[] = {&winograd_forward, &depthwise_forward, &narrow_forward, &direct_forward};
+  const InputGradientAlgorithm* input[] = {&winograd_input_gradient, &depthwise_input_gradient, &narrow_input_gradient,
+                                           &direct_input_gradient};
+  const WeightGradientAlgorithm* weights[] = {&winograd_weight_gradient, &depthwise_weight_gradient,
+                                              &narrow_weight_gradient, &direct_weight_gradient};
+  for (size_t i = 0; i < kAlgorithms; ++i) {
+    try_algorithm(*forward[i], reference_forward, trial, "forward", {End::plain, End::bias, End::activation},
+                  &ran_forward[i]);
+    try_algorithm(*input[i], reference_input_gradient, trial, "input gradient",
+                  {End::plain, End::accumulate, End::activation}, &ran_input[i]);
+    try_algorithm(*weights[i], reference_weight_gradient, trial, "weight gradient", {End::plain, End::accumulate},
+                  &ran_weights[i]);
+  }
+}
+
+struct Geometry {
+  size_t n, in, out, h, w, kh, kw, s, d, pad, groups;
+};
+
+constexpr Geometry kGeometries[] = {
+    // 3x3, stride 1: planes of every size around tiles of 4 and vectors of 16, channels around 16
+    {2, 16, 16, 8, 8, 3, 3, 1, 1, 1, 1},
+    {1, 17, 33, 14, 14, 3, 3, 1, 1, 1, 1},
+    {3, 32, 16, 7, 9, 3, 3, 1, 1, 1, 1},
+    {1, 16, 24, 5, 31, 3, 3, 1, 1, 1, 1},
+    {1, 20, 16, 20, 20, 3, 3, 1, 1, 0, 1},
+    {1, 16, 16, 6, 6, 3, 3, 1, 1, 2, 1},
+    {2, 16, 16, 4, 5, 3, 3, 1, 1, 3, 1},
+    {1, 64, 48, 12, 13, 3, 3, 1, 1, 1, 1},
+    {2, 16, 16, 1, 1, 3, 3, 1, 1, 1, 1},
+    {1, 16, 16, 1, 40, 3, 3, 1, 1, 1, 1},
+    // one tap
+    {2, 16, 20, 7, 7, 1, 1, 1, 1, 0, 1},
+    {2, 5, 70, 3, 5, 1, 1, 1, 1, 0, 1},
+    {1, 300, 3, 4, 4, 1, 1, 1, 1, 0, 1},
+    {2, 8, 8, 9, 9, 1, 1, 2, 1, 0, 1},
+    {1, 4, 4, 5, 5, 1, 1, 1, 1, 2, 1},
+    {1, 3, 5, 1, 1, 1, 1, 1, 1, 0, 1},
+    // strides, large kernels, dilation
+    {2, 16, 32, 14, 15, 3, 3, 2, 1, 1, 1},
+    {1, 3, 64, 33, 35, 7, 7, 2, 1, 3, 1},
+    {2, 8, 4, 8, 8, 4, 4, 2, 1, 1, 1},
+    {1, 6, 7, 11, 12, 5, 5, 1, 1, 2, 1},
+    {1, 6, 7, 19, 17, 3, 3, 1, 3, 3, 1},
+    {1, 6, 7, 23, 17, 3, 2, 5, 1, 0, 1},
+    {1, 2, 3, 3, 3, 5, 5, 1, 1, 4, 1},
+    {2, 4, 4, 6, 30, 1, 5, 1, 1, 2, 1},
+    {2, 4, 4, 30, 6, 5, 1, 1, 1, 2, 1},
+    {1, 40, 40, 30, 2, 2, 2, 1, 1, 0, 1},
+    // few input channels
+    {4, 1, 32, 20, 20, 3, 3, 1, 1, 1, 1},
+    {2, 2, 9, 11, 7, 3, 3, 1, 1, 1, 1},
+    {2, 3, 16, 12, 12, 5, 5, 1, 1, 2, 1},
+    {3, 4, 10, 9, 33, 3, 3, 1, 1, 0, 1},
+    {2, 1, 1, 8, 8, 2, 2, 1, 1, 0, 1},
+    // groups, and one input channel per group
+    {2, 12, 18, 7, 8, 3, 3, 1, 1, 1, 3},
+    {2, 8, 8, 6, 6, 1, 1, 1, 1, 0, 2},
+    {2, 24, 24, 14, 14, 3, 3, 1, 1, 1, 24},
+    {2, 7, 7, 9, 37, 3, 3, 1, 1, 1, 7},
+    {2, 16, 16, 15, 16, 3, 3, 2, 1, 1, 16},
+    {1, 5, 15, 8, 9, 3, 3, 1, 1, 1, 5},
+    {2, 6, 6, 12, 13, 5, 5, 1, 1, 2, 6},
+    {1, 6, 6, 17, 18, 7, 7, 2, 1, 3, 6},
+    {1, 6, 12, 13, 13, 3, 3, 1, 2, 2, 6},
+};
+
+}  // namespace
+
+TEST(convolution_every_algorithm_agrees_with_the_reference) {
+  const size_t threads_before = obn_get_num_threads();
+  obn_set_num_threads(7);
+  Random random{12};
+  for (const Geometry& g : kGeometries) {
+    Layer l;
+    l.n = g.n;
+    l.in = g.in;
+    l.out = g.out;
+    l.groups = g.groups;
+    l.h = g.h;
+    l.w = g.w;
+    l.kh = g.kh;
+    l.kw = g.kw;
+    l.sy = l.sx = g.s;
+    l.dy = l.dx = g.d;
+    l.left = l.right = l.up = l.down = g.pad;
+    l.set_outputs();
+    for (size_t gap : {0, 3})
+      for (bool special : {false, true}) try_algorithms(Trial(l, gap, special, random));
+  }
+  for (int round = 0; round < 300; ++round) {
+    Layer l = random_layer(random);
+    if (l.transposed) continue;
+    if (random.one_in(3)) l.in *= 5, l.out *= 7;
+    if (random.one_in(4)) l.groups = l.in, l.out = l.in * random.between(1, 2);
+    try_algorithms(Trial(l, random.below(3), random.one_in(2), random));
+  }
+  obn_set_num_threads(threads_before);
+  for (const Ran* list : {ran_forward, ran_input, ran_weights})
+    for (size_t i = 0; i < kAlgorithms; ++i) CHECK(list[i].times > 0 || !list[i].is_built, "%s never fitted", list[i].name);
+}
+
 }  // namespace obn::convolution

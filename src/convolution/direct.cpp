@@ -1,15 +1,488 @@
-#include "convolution/convolution.h"
+// Direct convolution, the plans: which taps meet which outputs, how large the blocks are, and the walk over the pieces.
+// See direct.h for the idea.
+#include "convolution/direct.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/pool.h"
+
+namespace obn::portable::convolution::direct {
+extern const obn::convolution::direct::Kernels kernels;
+}
+#if defined(OBN_X86)
+namespace obn::avx2::convolution::direct {
+extern const obn::convolution::direct::Kernels kernels;
+}
+namespace obn::avx512::convolution::direct {
+extern const obn::convolution::direct::Kernels kernels;
+}
+#endif
+
+namespace obn::convolution::direct {
+
+#if defined(OBN_X86)
+constinit const Targets<Kernels> targets = {&portable::convolution::direct::kernels, &avx2::convolution::direct::kernels,
+                                            &avx512::convolution::direct::kernels, nullptr};
+#else
+constinit const Targets<Kernels> targets = {&portable::convolution::direct::kernels, nullptr, nullptr, nullptr};
+#endif
+
+namespace {
+
+constexpr size_t kScratchFloats = kScratchBytes / sizeof(float);
+constexpr size_t kSlack = 64;                           // floats behind a frame that tiles may read
+constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves room for others in a second cache of 1 MiB
+constexpr size_t kHardFloats = kScratchFloats / 8 * 5;  // a frame when it must be
+constexpr size_t kSumFloats = size_t{96} << 10;         // sums of one piece of the weight gradient
+constexpr size_t kPixels = 512;                         // of a block, about
+constexpr size_t kDepth = 256;                          // values of k whose weights stay in the first cache
+constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
+constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
+constexpr size_t kMaxPhases = 4096;
+constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
+constexpr size_t kMaxSums = size_t{4} << 20;            // floats of all parts together
+
+size_t as_size(int64_t v) { return static_cast<size_t>(v); }
+size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t round_up(size_t a, size_t b) { return divide_up(a, b) * b; }
+int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+
+// ---- memory ----
+
+// Carves arrays out of `work`, each aligned to a cache line.
+struct Arena {
+  std::byte* next;
+
+  template <class T>
+  T* take(size_t n) {
+    T* block = reinterpret_cast<T*>(next);
+    next += round_up(n * sizeof(T), kAlignment);
+    return block;
+  }
+};
+template <class T>
+size_t bytes_of(size_t n) {
+  return round_up(n * sizeof(T), kAlignment);
+}
+
+// ---- taps ----
+
+// The axis without its arrays; slots may be more than there are.
+Taps outline(const Axis& axis, bool is_gradient) {
+  Taps t{};
+  t.in = is_gradient ? axis.out : axis.in;
+  t.out = is_gradient ? axis.in : axis.out;
+  t.step = is_gradient ? 1 : axis.stride;
+  t.phases = is_gradient ? std::min(axis.stride, axis.in) : 1;
+  t.slots = as_size(std::min(t.step, axis.kernel));
+  return t;
+}
+
+// Where tap k of the phase lies from a position, in input values; false: it never meets the image.
+bool find_shift(const Axis& axis, bool is_gradient, const Taps& t, int64_t phase, int64_t k, int64_t* shift) {
+  if (is_gradient) {
+    const int64_t distance = phase + axis.before - axis.dilation * k;
+    if (distance % axis.stride != 0) return false;
+    *shift = distance / axis.stride;
+  } else {
+    *shift = axis.dilation * k - axis.before;
+  }
+  const int64_t i = std::max<int64_t>(0, -floor_divide(*shift, t.step));  // the first position inside, if any
+  return i < static_cast<int64_t>(t.count(as_size(phase))) && t.step * i + *shift < t.in;
+}
+
+// Calls body(phase, k, shift) for every tap that meets the image, phase by phase.
+template <class Body>
+void for_taps(const Axis& axis, bool is_gradient, const Taps& t, const Body& body) {
+  for (int64_t phase = 0; phase < t.phases; ++phase) {
+    for (int64_t k = 0; k < axis.kernel; ++k) {
+      int64_t shift;
+      if (find_shift(axis, is_gradient, t, phase, k, &shift)) body(phase, k, shift);
+    }
+  }
+}
+
+void find_span(const Axis& axis, bool is_gradient, Taps* t) {
+  int64_t low = INT64_MAX, high = INT64_MIN;
+  for_taps(axis, is_gradient, *t, [&](int64_t, int64_t, int64_t shift) {
+    const int64_t at = floor_divide(shift, t->step);
+    low = std::min(low, at);
+    high = std::max(high, at);
+  });
+  t->first = low <= high ? low : 0;
+  t->span = low <= high ? high - low + 1 : 1;
+}
+
+size_t bytes_of_taps(const Axis& axis, const Taps& t) {
+  const size_t kernel = as_size(axis.kernel);
+  return bytes_of<Tap>(kernel) + bytes_of<int64_t>(t.slots) + bytes_of<size_t>(as_size(t.phases) + 1);
+}
+
+// Every tap of the kernel belongs to at most one phase, so there are at most `kernel` of them.
+Taps list_taps(const Axis& axis, bool is_gradient, Arena* arena) {
+  Taps t = outline(axis, is_gradient);
+  find_span(axis, is_gradient, &t);
+  t.taps = arena->take<Tap>(as_size(axis.kernel));
+  t.remainders = arena->take<int64_t>(t.slots);
+  t.begin = arena->take<size_t>(as_size(t.phases) + 1);
+  t.slots = 0;
+  std::fill_n(t.begin, t.phases + 1, 0);
+  size_t n = 0;
+  for_taps(axis, is_gradient, t, [&](int64_t phase, int64_t k, int64_t shift) {
+    const int64_t at = floor_divide(shift, t.step), remainder = shift - at * t.step;
+    const size_t slot = as_size(std::find(t.remainders, t.remainders + t.slots, remainder) - t.remainders);
+    if (slot == t.slots) t.remainders[t.slots++] = remainder;
+    t.taps[n++] = {k, slot, as_size(at - t.first)};
+    t.begin[phase + 1] = n;
+  });
+  for (int64_t phase = 0; phase < t.phases; ++phase) t.begin[phase + 1] = std::max(t.begin[phase + 1], t.begin[phase]);
+  return t;
+}
+
+// A kernel of one tap on images without gaps sees an image as one row.
+bool is_flat_axis(const Axis& a) { return a.kernel == 1 && a.stride == 1 && a.before == 0 && a.in == a.out; }
+bool is_flat(const Problem& s, const Planes& in, const Planes& out) {
+  return is_flat_axis(s.x) && is_flat_axis(s.y) && (s.y.in == 1 || (in.row == as_size(s.x.in) && out.row == in.row));
+}
+Problem flatten(Problem s) {
+  s.x.in = s.x.out = s.x.in * s.y.in;
+  s.y.in = s.y.out = 1;
+  return s;
+}
+
+// ---- blocks ----
+
+void measure(const Taps& x, const Taps& y, Block* b) {
+  b->row_blocks = divide_up(y.count(), b->rows);
+  b->rows = divide_up(y.count(), b->row_blocks);
+  b->column_blocks = divide_up(x.count(), b->columns);
+  b->pitch = b->columns + as_size(x.span) - 1;
+  b->slot = (b->rows + as_size(y.span) - 1) * b->pitch;
+  b->channel = std::max<size_t>(1, x.slots * y.slots) * b->slot;
+}
+
+// About `pixels` positions, fewer while the frames of `channels` channels and `others` values per position take more
+// than `soft`.
+Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels, size_t others, size_t soft,
+                   size_t columns_unit) {
+  Block b{};
+  b.columns = x.count() <= pixels ? x.count() : round_up(divide_up(x.count(), divide_up(x.count(), pixels)), columns_unit);
+  b.rows = std::clamp<size_t>(pixels / (b.columns + as_size(x.span) - 1), 1, y.count());
+  measure(x, y, &b);
+  while (channels * b.channel + others * b.rows * b.columns > soft) {
+    if (b.rows > 1) {
+      b.rows = divide_up(b.rows, 2);
+    } else if (b.columns > 2 * columns_unit) {
+      b.columns = round_up(divide_up(b.columns, 2), columns_unit);
+    } else {
+      break;
+    }
+    measure(x, y, &b);
+  }
+  b.channels = channels;
+  return b;
+}
+
+// ---- forward and input gradient ----
+
+// A tile of one vector takes more than half the time of one of two: it reads as many weights.
+size_t cost_of_run(const Kernels& kernels, size_t n) {
+  const size_t tail = n % kernels.tile_columns;
+  return n / kernels.tile_columns * 4 + (tail == 0 ? 0 : tail <= kernels.lanes ? 3 : 4);
+}
+
+size_t run_length(const Block& b) { return (b.rows - 1) * b.pitch + b.columns; }
+
+// Chooses what lies across the lanes, by the lanes that are spent on nothing; a tie goes to the way without sums in
+// scratch.
+void choose_lanes(const Kernels& kernels, Correlation* c) {
+  const Block& b = c->block;
+  const size_t by_rows = b.rows * cost_of_run(kernels, b.columns), in_one = cost_of_run(kernels, run_length(b));
+  c->by_rows = by_rows <= in_one;
+  c->in_place = c->by_rows && c->x.phases == 1;
+  const size_t filled = round_up(c->out_channels, kernels.tile_columns);
+  // lanes for one value: pixels across cost / 4 · tile_columns / (rows · columns), outputs across filled / out_channels
+  const size_t pixels_across = std::min(by_rows, in_one) * kernels.tile_columns * c->out_channels;
+  const size_t outputs_across = filled * 4 * b.rows * b.columns;
+  c->outputs_in_lanes = c->in_place ? outputs_across < pixels_across : outputs_across <= pixels_across;
+  if (c->outputs_in_lanes) c->by_rows = c->in_place = false;
+  c->panels = divide_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+}
+
+// Fills block and what follows from it; false where scratch cannot hold it.
+bool plan_blocks(const Kernels& kernels, Correlation* c) {
+  const size_t x_phases = as_size(c->x.phases);
+  if (x_phases * as_size(c->y.phases) > kMaxPhases) return false;
+  const size_t pixels = std::max(kernels.tile_columns, kPixels / x_phases);
+  Block& b = c->block;
+  b = choose_block(c->x, c->y, pixels, c->in_channels, 0, kSoftFloats, kernels.tile_columns);
+  b.channels = std::min(c->in_channels, (kHardFloats - kSlack) / b.channel);
+  if (b.channels == 0) return false;
+  choose_lanes(kernels, c);
+  // Sums of a panel; with outputs in lanes they are turned in a second place of the same size.
+  const size_t run = x_phases * round_up(run_length(b), kernels.tile_columns);
+  const size_t panel = run * (c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+  const size_t places = (kScratchFloats - kHardFloats) / panel;
+  if (places < 2) return false;
+  const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
+  const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
+  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
+  if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
+  return true;
+}
+
+Correlation outline(const Problem& s, bool is_gradient) {
+  Correlation c{};
+  c.batch = s.batch;
+  c.groups = s.groups;
+  c.in_channels = (is_gradient ? s.out_channels : s.in_channels) / s.groups;
+  c.out_channels = (is_gradient ? s.in_channels : s.out_channels) / s.groups;
+  const size_t taps = as_size(s.x.kernel * s.y.kernel);
+  c.w_in = is_gradient ? c.out_channels * taps : taps;
+  c.w_out = is_gradient ? taps : c.in_channels * taps;
+  c.w_group = c.in_channels * c.out_channels * taps;
+  c.kernel_columns = as_size(s.x.kernel);
+  c.x = outline(s.x, is_gradient);
+  c.y = outline(s.y, is_gradient);
+  return c;
+}
+
+bool fits(const Kernels& kernels, const Problem& s, bool is_gradient) {
+  Correlation c = outline(s, is_gradient);
+  find_span(s.x, is_gradient, &c.x);
+  find_span(s.y, is_gradient, &c.y);
+  return plan_blocks(kernels, &c);
+}
+
+// Whole channels, at least one. Panels of kTileColumns output channels are about twice as wide.
+size_t channels_at_once(const Correlation& c, size_t taps) {
+  const size_t depth = c.outputs_in_lanes ? kDepth / 2 : kDepth;
+  return std::clamp<size_t>(depth / std::max<size_t>(1, taps), 1, c.in_channels);
+}
+
+// At most, with zeros up to whole panels.
+size_t packed_floats(const Kernels& kernels, const Correlation& c, size_t taps) {
+  return c.groups * round_up(c.out_channels, kernels.tile_columns) * c.in_channels * taps;
+}
+
+size_t correlation_bytes(const Kernels& kernels, const Problem& s, bool is_gradient) {
+  const Correlation c = outline(s, is_gradient);
+  const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
+  // A phase has min(kDepth, channels · taps) offsets, or one channel's.
+  const size_t offsets = std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps;
+  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets) +
+         bytes_of<float>(packed_floats(kernels, c, taps));
+}
+
+// Lists the phases, with the distance of every k from the pixel.
+void list_phases(const Kernels& kernels, Correlation* c, size_t offsets_capacity, Arena* arena) {
+  const Block& b = c->block;
+  const size_t packed_channels = c->outputs_in_lanes ? round_up(c->out_channels, kernels.tile_columns) : c->out_channels;
+  Phase* phase = arena->take<Phase>(as_size(c->x.phases * c->y.phases));
+  size_t* next = arena->take<size_t>(offsets_capacity);
+  c->phases = phase;
+  c->packed_group = 0;
+  for (int64_t py = 0; py < c->y.phases; ++py) {
+    for (int64_t px = 0; px < c->x.phases; ++px, ++phase) {
+      const size_t rows = c->y.begin[py + 1] - c->y.begin[py], columns = c->x.begin[px + 1] - c->x.begin[px];
+      phase->taps = rows * columns;
+      phase->channels = channels_at_once(*c, phase->taps);
+      phase->offsets = next;
+      phase->weights = c->packed_group;
+      c->packed_group += phase->taps * c->in_channels * packed_channels;
+      if (phase->taps == 0) continue;
+      for (size_t channel = 0; channel < phase->channels; ++channel) {
+        for (const Tap* ty = c->y.taps + c->y.begin[py]; ty < c->y.taps + c->y.begin[py + 1]; ++ty) {
+          for (const Tap* tx = c->x.taps + c->x.begin[px]; tx < c->x.taps + c->x.begin[px + 1]; ++tx)
+            *next++ = channel * b.channel + (ty->slot * c->x.slots + tx->slot) * b.slot + ty->at * b.pitch + tx->at;
+        }
+      }
+    }
+  }
+}
+
+void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Correlation c, size_t threads,
+               std::byte* work) {
+  Arena arena{work};
+  c.x = list_taps(s.x, is_gradient, &arena);
+  c.y = list_taps(s.y, is_gradient, &arena);
+  plan_blocks(kernels, &c);
+  const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
+  list_phases(kernels, &c, std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps, &arena);
+  c.packed = arena.take<float>(packed_floats(kernels, c, taps));
+  const size_t multiplications = s.batch * s.groups * c.w_group * as_size(s.x.out * s.y.out);
+  if (multiplications < kSmallCall) threads = 1;
+  parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
+           [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
+  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * c.block.column_blocks, threads,
+           [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
+}
+
+// ---- weight gradient ----
+
+WeightSum outline(const Problem& s) {
+  WeightSum g{};
+  g.batch = s.batch;
+  g.groups = s.groups;
+  g.in_channels = s.in_channels / s.groups;
+  g.out_channels = s.out_channels / s.groups;
+  g.taps = as_size(s.x.kernel * s.y.kernel);
+  g.kernel_columns = as_size(s.x.kernel);
+  g.x_taps = outline(s.x, false);
+  g.y_taps = outline(s.y, false);
+  return g;
+}
+
+// Whole panels of output channels, then channels, are divided until the sums of a piece fit the second cache.
+void cut_sums(const Kernels& kernels, size_t used, WeightSum* g, size_t* channels) {
+  g->used = used;
+  g->panels = divide_up(g->out_channels, kernels.tile_columns);
+  g->panels_at_once = g->panels;
+  *channels = g->in_channels;
+  while (*channels * used * kernels.tile_columns * g->panels_at_once > kSumFloats) {
+    if (g->panels_at_once > 1) {
+      g->panels_at_once = divide_up(g->panels_at_once, 2);
+    } else if (*channels > 1) {
+      *channels = divide_up(*channels, 2);
+    } else {
+      break;
+    }
+  }
+}
+
+bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
+  size_t channels;
+  cut_sums(kernels, used, g, &channels);
+  const size_t others = kernels.tile_columns;  // one panel of dz
+  g->block = choose_block(g->x_taps, g->y_taps, kPixels, g->is_flat ? 0 : channels, others, kSoftFloats,
+                          kernels.tile_columns);
+  Block& b = g->block;
+  const size_t left = kScratchFloats - kSlack;
+  if (others * b.rows * b.columns > left) return false;
+  b.channels = channels;
+  if (!g->is_flat) b.channels = std::min(channels, (left - others * b.rows * b.columns) / b.channel);
+  if (b.channels == 0) return false;
+  // Few pieces: the pixels are cut too, and every part has its own sums.
+  const size_t pieces = g->groups * divide_up(g->in_channels, b.channels) * divide_up(g->panels, g->panels_at_once);
+  const size_t sums = g->groups * g->panels * kernels.tile_columns * g->in_channels * used;
+  const size_t blocks = g->batch * b.row_blocks * b.column_blocks;
+  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
+  return true;
+}
+
+}  // namespace
+
+bool fits_forward(const Kernels& kernels, const Problem& s) { return fits(kernels, s, false); }
+size_t forward_bytes(const Kernels& kernels, const Problem& s) { return correlation_bytes(kernels, s, false); }
+
+void forward(const Kernels& kernels, const Problem& problem, const Forward& f, size_t threads, std::byte* work) {
+  const Problem s = is_flat(problem, f.x, f.y) ? flatten(problem) : problem;
+  Correlation c = outline(s, false);
+  c.in = f.x;
+  c.out = f.y;
+  c.w = f.w;
+  c.bias = f.bias;
+  c.activation = f.activation;
+  correlate(kernels, s, false, c, threads, work);
+}
+
+bool fits_input_gradient(const Kernels& kernels, const Problem& s) { return fits(kernels, s, true); }
+size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) { return correlation_bytes(kernels, s, true); }
+
+void input_gradient(const Kernels& kernels, const Problem& problem, const InputGradient& g, size_t threads,
+                    std::byte* work) {
+  const Problem s = is_flat(problem, g.dz, g.dx) ? flatten(problem) : problem;
+  Correlation c = outline(s, true);
+  c.in = g.dz;
+  c.out = g.dx;
+  c.w = g.w;
+  c.bias = g.bias;
+  c.activation = g.activation;
+  c.accumulate = g.accumulate;
+  correlate(kernels, s, true, c, threads, work);
+}
+
+bool fits_weight_gradient(const Kernels& kernels, const Problem& s) {
+  WeightSum g = outline(s);
+  find_span(s.x, false, &g.x_taps);
+  find_span(s.y, false, &g.y_taps);
+  return plan_sums(kernels, g.taps, &g);
+}
+
+size_t weight_gradient_bytes(const Kernels& kernels, const Problem& s) {
+  const WeightSum g = outline(s);
+  const size_t panels = divide_up(g.out_channels, kernels.tile_columns);
+  const size_t sums = g.groups * panels * kernels.tile_columns * g.in_channels * g.taps;
+  return bytes_of_taps(s.x, g.x_taps) + bytes_of_taps(s.y, g.y_taps) + bytes_of<size_t>(g.in_channels * g.taps) +
+         bytes_of<float>(std::max(sums, std::min(kMaxSums, sums * kMaxParts)));
+}
+
+void weight_gradient(const Kernels& kernels, const Problem& problem, const WeightGradient& f, size_t threads,
+                     std::byte* work) {
+  const bool flat = is_flat(problem, f.x, f.dz);
+  const Problem s = flat ? flatten(problem) : problem;
+  Arena arena{work};
+  WeightSum g = outline(s);
+  g.x = f.x;
+  g.dz = f.dz;
+  g.dw = f.dw;
+  g.accumulate = f.accumulate;
+  g.is_flat = flat;
+  g.x_taps = list_taps(s.x, false, &arena);
+  g.y_taps = list_taps(s.y, false, &arena);
+  plan_sums(kernels, g.x_taps.begin[1] * g.y_taps.begin[1], &g);
+  const Block& b = g.block;
+  size_t* offsets = arena.take<size_t>(b.channels * g.used);
+  g.offsets = offsets;
+  for (size_t channel = 0; channel < b.channels; ++channel) {
+    for (const Tap* ty = g.y_taps.taps; ty < g.y_taps.taps + g.y_taps.begin[1]; ++ty) {
+      for (const Tap* tx = g.x_taps.taps; tx < g.x_taps.taps + g.x_taps.begin[1]; ++tx) {
+        *offsets++ = flat ? channel * f.x.plane
+                          : channel * b.channel + (ty->slot * g.x_taps.slots + tx->slot) * b.slot + ty->at * b.pitch +
+                                tx->at;
+      }
+    }
+  }
+  const size_t multiplications = s.batch * s.groups * g.in_channels * g.out_channels * g.taps * as_size(s.x.out * s.y.out);
+  if (multiplications < kSmallCall) threads = 1;
+  const size_t pieces = g.groups * divide_up(g.in_channels, b.channels) * divide_up(g.panels, g.panels_at_once);
+  g.sums = arena.take<float>(0);
+  parallel(g.parts * pieces, threads,
+           [&](size_t piece) { kernels.sum_weights(g, piece, reinterpret_cast<float*>(scratch())); });
+  const size_t runs = divide_up(g.out_channels, kernels.lanes);
+  parallel(g.groups * runs, threads, [&](size_t piece) { kernels.finish_weights(g, piece / runs, piece % runs); });
+}
+
+}  // namespace obn::convolution::direct
 
 namespace obn::convolution {
 namespace {
 
-bool never(const Problem&) { return false; }
-size_t nothing(const Problem&) { return 0; }
+bool fits_forward(const Problem& s) { return direct::fits_forward(direct::targets.best(), s); }
+size_t forward_bytes(const Problem& s) { return direct::forward_bytes(direct::targets.best(), s); }
+void forward(const Problem& s, const Forward& f, size_t threads, std::byte* work) {
+  direct::forward(direct::targets.best(), s, f, threads, work);
+}
+
+bool fits_input_gradient(const Problem& s) { return direct::fits_input_gradient(direct::targets.best(), s); }
+size_t input_gradient_bytes(const Problem& s) { return direct::input_gradient_bytes(direct::targets.best(), s); }
+void input_gradient(const Problem& s, const InputGradient& g, size_t threads, std::byte* work) {
+  direct::input_gradient(direct::targets.best(), s, g, threads, work);
+}
+
+bool fits_weight_gradient(const Problem& s) { return direct::fits_weight_gradient(direct::targets.best(), s); }
+size_t weight_gradient_bytes(const Problem& s) { return direct::weight_gradient_bytes(direct::targets.best(), s); }
+void weight_gradient(const Problem& s, const WeightGradient& g, size_t threads, std::byte* work) {
+  direct::weight_gradient(direct::targets.best(), s, g, threads, work);
+}
 
 }  // namespace
 
-constinit const ForwardAlgorithm direct_forward = {"direct", never, nothing, nullptr};
-constinit const InputGradientAlgorithm direct_input_gradient = {"direct", never, nothing, nullptr};
-constinit const WeightGradientAlgorithm direct_weight_gradient = {"direct", never, nothing, nullptr};
+constinit const ForwardAlgorithm direct_forward = {"direct", fits_forward, forward_bytes, forward};
+constinit const InputGradientAlgorithm direct_input_gradient = {"direct", fits_input_gradient, input_gradient_bytes,
+                                                                input_gradient};
+constinit const WeightGradientAlgorithm direct_weight_gradient = {"direct", fits_weight_gradient,
+                                                                  weight_gradient_bytes, weight_gradient};
 
 }  // namespace obn::convolution

@@ -1,1 +1,704 @@
+// Direct convolution, the loops: compiled once per target. Everything here assumes a checked call and a plan that fits.
+//
+// Letters: m output channel, c input channel, k = (c, tap), all within a group; a frame is the copy of a block of the
+// input described in direct.h.
+#include "convolution/direct.h"
+
 #include "simd/tile.h"
+
+namespace obn::OBN_TARGET::convolution::direct {
+
+using obn::convolution::Planes;
+using obn::convolution::direct::Block;
+using obn::convolution::direct::Correlation;
+using obn::convolution::direct::Kernels;
+using obn::convolution::direct::Phase;
+using obn::convolution::direct::Tap;
+using obn::convolution::direct::Taps;
+using obn::convolution::direct::WeightSum;
+
+namespace {
+
+constexpr size_t kSlack = 64;  // floats behind a frame that a tile may read
+
+OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+OBN_INLINE size_t round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
+
+// Panel p of `rows` rows, cut as row_panels() says.
+struct Panel {
+  size_t first;
+  size_t rows;
+};
+OBN_INLINE Panel panel_of(size_t rows, size_t p) {
+  const size_t panels = row_panels(rows), each = rows / panels, more = rows % panels;
+  return {p * each + smaller(p, more), each + (p < more)};
+}
+
+// The output channels of a panel.
+OBN_INLINE Panel panel_of(const Correlation& call, size_t p) {
+  if (!call.outputs_in_lanes) return panel_of(call.out_channels, p);
+  return {p * kTileColumns, smaller(kTileColumns, call.out_channels - p * kTileColumns)};
+}
+// How many channels lie side by side in its packed weights.
+OBN_INLINE size_t packed_rows(const Correlation& call, const Panel& panel) {
+  return call.outputs_in_lanes ? kTileColumns : panel.rows;
+}
+
+// ---- frames ----
+
+OBN_INLINE void fill_zero(float* p, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(p + i, F{});
+  if (i < n) store_first(p + i, F{}, n - i);
+}
+
+// Values [low, high) of a row of n lie in the image; the first of them is value `from` of its row.
+struct Run {
+  size_t low, high;
+  int64_t from;
+};
+OBN_INLINE Run run_of(const Taps& t, int64_t start, size_t n) {
+  const int64_t length = static_cast<int64_t>(n);
+  int64_t low = start >= 0 ? 0 : (-start + t.step - 1) / t.step;
+  int64_t high = start >= t.in ? 0 : (t.in - start + t.step - 1) / t.step;
+  low = low < length ? low : length;
+  high = high < low ? low : high < length ? high : length;
+  return {static_cast<size_t>(low), static_cast<size_t>(high), start + low * t.step};
+}
+
+// A row of a frame: `low` zeros, n values from[0], from[step], …, zeros up to `length`. Reads nothing but those values
+// and what lies between them; writes whole vectors, past the end of the row by less than kLanes.
+OBN_INLINE void copy_row(const float* from, size_t step, size_t low, size_t n, size_t length, float* to) {
+  for (size_t i = 0; i < low; i += kLanes) store(to + i, F{});
+  float* end = to + length;
+  to += low;
+  size_t i = 0;
+  if (step == 1) {
+    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+    if (i < n) store(to + i, load_first(from + i, n - i));
+  } else if (step == 2) {
+    F even, odd;
+    for (; i + kLanes < n; i += kLanes) {
+      split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
+      store(to + i, even);
+    }
+    const size_t reach = 2 * (n - i) - 1;  // at least 1, less than 2·kLanes
+    const F first = reach < kLanes ? load_first(from + 2 * i, reach) : load(from + 2 * i);
+    const F second = reach <= kLanes ? F{} : load_first(from + 2 * i + kLanes, reach - kLanes);
+    split_pairs(first, second, &even, &odd);
+    store(to + i, even);
+  } else {
+    for (; i < n; ++i) to[i] = from[i * step];
+    if (to + i < end) store(to + i, F{});
+  }
+  for (to += round_up(n, kLanes); to < end; to += kLanes) store(to, F{});
+}
+
+// The frame of the block whose first position is (row, column), from `channels` planes of the input. Rows are written
+// in the order in which they lie, so what one writes past its end is overwritten by the next.
+void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
+                size_t channels, size_t row, size_t column, float* frame) {
+  const size_t rows = b.slot / b.pitch, step = static_cast<size_t>(x.step);
+  for (size_t c = 0; c < channels; ++c) {
+    float* to = frame + c * b.channel;
+    for (size_t slot = 0; slot < x.slots * y.slots; ++slot) {
+      const int64_t start = x.step * (static_cast<int64_t>(column) + x.first) + x.remainders[slot % x.slots];
+      const Run run = run_of(x, start, b.pitch);
+      int64_t v = y.step * (static_cast<int64_t>(row) + y.first) + y.remainders[slot / x.slots];
+      for (size_t r = 0; r < rows; ++r, v += y.step, to += b.pitch) {
+        if (v < 0 || v >= y.in || run.low == run.high) {
+          for (size_t i = 0; i < b.pitch; i += kLanes) store(to + i, F{});
+        } else {
+          const float* from = planes + c * plane + static_cast<size_t>(v) * plane_row + run.from;
+          copy_row(from, step, run.low, run.high - run.low, b.pitch, to);
+        }
+      }
+    }
+  }
+  fill_zero(frame + channels * b.channel, kSlack);
+}
+
+// ---- weights ----
+
+// to[p·width + i] = from[i·step + p], p < n, i < rows; 0 for i from rows to width: a panel of rows becomes columns.
+void transpose_panel(const float* from, size_t step, size_t rows, size_t n, size_t width, float* to) {
+  for (size_t i = 0; i < width; i += kLanes) {
+    const size_t height = i >= rows ? 0 : smaller(kLanes, rows - i), stored = smaller(kLanes, width - i);
+    for (size_t p = 0; p < n; p += kLanes) {
+      const size_t some = smaller(kLanes, n - p);
+      F v[kLanes];
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kLanes; ++r) {
+        const float* row = from + (i + r) * step + p;
+        v[r] = r >= height ? F{} : some == kLanes ? load(row) : load_first(row, some);
+      }
+      transpose(v);
+      for (size_t q = 0; q < some; ++q) {
+        float* column = to + (p + q) * width + i;
+        if (stored == kLanes) {
+          store(column, v[q]);
+        } else {
+          store_first(column, v[q], stored);
+        }
+      }
+    }
+  }
+}
+
+void pack_weights(const Correlation& call, size_t group, size_t panel) {
+  const Panel m = panel_of(call, panel);
+  const size_t width = packed_rows(call, m);
+  const float* w = call.w + group * call.w_group + m.first * call.w_out;
+  float* packed = call.packed + group * call.packed_group;
+  const size_t y_phases = static_cast<size_t>(call.y.phases), x_phases = static_cast<size_t>(call.x.phases);
+  const Phase* phase = call.phases;
+  if (call.w_in * call.in_channels == call.w_out && phase->taps == call.w_in) {  // k lies in order
+    transpose_panel(w, call.w_out, m.rows, call.w_out, width, packed + m.first * call.w_out);
+    return;
+  }
+  for (size_t py = 0; py < y_phases; ++py) {
+    for (size_t px = 0; px < x_phases; ++px, ++phase) {
+      float* to = packed + phase->weights + m.first * call.in_channels * phase->taps;
+      for (size_t c = 0; c < call.in_channels; ++c) {
+        for (size_t ty = call.y.begin[py]; ty < call.y.begin[py + 1]; ++ty) {
+          for (size_t tx = call.x.begin[px]; tx < call.x.begin[px + 1]; ++tx, to += width) {
+            const size_t tap = static_cast<size_t>(call.y.taps[ty].index) * call.kernel_columns +
+                               static_cast<size_t>(call.x.taps[tx].index);
+            const float* from = w + c * call.w_in + tap;
+            size_t i = 0;
+            for (; i < m.rows; ++i) to[i] = from[i * call.w_out];
+            for (; i < width; ++i) to[i] = 0.0f;
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- products ----
+
+// c (rows, columns) = start + a (rows, k) · b (k, columns); a is packed, b(p, j) lies at b[offsets[p] + j], which is
+// there for whole vectors. start is c where accumulate, else bias (rows), else 0.
+struct Product {
+  const float* a;
+  const float* b;
+  const size_t* offsets;
+  size_t k;
+  float* c;
+  size_t c_row;
+  size_t columns;
+  const float* bias;
+  bool accumulate;
+};
+
+template <size_t kRows, size_t kVectors>
+[[gnu::noinline]] static void multiply(const Product& t) {
+  F sum[kRows][kVectors];
+  const size_t tail = t.columns - (kVectors - 1) * kLanes;  // values in the last vector
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    const F start = t.bias ? splat(t.bias[i]) : F{};
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) sum[i][v] = start;
+    __builtin_prefetch(t.c + i * t.c_row, 1);
+    __builtin_prefetch(t.c + i * t.c_row + t.columns - 1, 1);
+  }
+  if (t.accumulate) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i) {
+      const float* c = t.c + i * t.c_row;
+      if constexpr (kVectors == 2) sum[i][0] = load(c);
+      const float* last = c + (kVectors - 1) * kLanes;
+      sum[i][kVectors - 1] = tail == kLanes ? load(last) : load_first(last, tail);
+    }
+  }
+  const float* a = t.a;
+  for (size_t p = 0; p < t.k; ++p, a += kRows) {
+    const float* b = t.b + t.offsets[p];
+    F right[kVectors];
+#pragma GCC unroll 2
+    for (size_t v = 0; v < kVectors; ++v) right[v] = load(b + v * kLanes);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i) {
+      const F left = splat(a[i]);
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += left * right[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    float* c = t.c + i * t.c_row;
+    if constexpr (kVectors == 2) store(c, sum[i][0]);
+    float* last = c + (kVectors - 1) * kLanes;
+    if (tail == kLanes) {
+      store(last, sum[i][kVectors - 1]);
+    } else {
+      store_first(last, sum[i][kVectors - 1], tail);
+    }
+  }
+}
+
+// The same with output channels across: c (pixels, kTileColumns) = start + a (pixels, k) · b (k, kTileColumns);
+// a(i, p) lies at a[offsets[p] + i], b is packed. start is c where accumulate, else bias (kTileColumns).
+struct TurnedProduct {
+  const float* a;
+  const size_t* offsets;
+  const float* b;
+  size_t k;
+  float* c;
+  const float* bias;
+  bool accumulate;
+};
+
+template <size_t kRows>
+[[gnu::noinline]] static void multiply_turned(const TurnedProduct& t) {
+  F left[kRows], right[kRows];
+  const float* start = t.accumulate ? t.c : t.bias;
+  const size_t step = t.accumulate ? kTileColumns : 0;
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    left[i] = load(start + i * step);
+    right[i] = load(start + i * step + kLanes);
+  }
+  const float* b = t.b;
+  for (size_t p = 0; p < t.k; ++p, b += kTileColumns) {
+    const float* a = t.a + t.offsets[p];
+    const F b0 = load(b), b1 = load(b + kLanes);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i) {
+      const F v = splat(a[i]);
+      left[i] += v * b0;
+      right[i] += v * b1;
+    }
+  }
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    store(t.c + i * kTileColumns, left[i]);
+    store(t.c + i * kTileColumns + kLanes, right[i]);
+  }
+}
+
+using MultiplyTurned = void (*)(const TurnedProduct&);
+
+#if defined(__AVX512F__)
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,             multiply_turned<1>,  multiply_turned<2>,  multiply_turned<3>,  multiply_turned<4>,
+    multiply_turned<5>,  multiply_turned<6>,  multiply_turned<7>,  multiply_turned<8>,  multiply_turned<9>,
+    multiply_turned<10>, multiply_turned<11>, multiply_turned<12>, multiply_turned<13>, multiply_turned<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,            multiply_turned<1>, multiply_turned<2>, multiply_turned<3>,
+    multiply_turned<4>, multiply_turned<5>, multiply_turned<6>};
+#else
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,            multiply_turned<1>, multiply_turned<2>, multiply_turned<3>, multiply_turned<4>,
+    multiply_turned<5>, multiply_turned<6>, multiply_turned<7>, multiply_turned<8>};
+#endif
+
+using Multiply = void (*)(const Product&);
+
+template <size_t kVectors>
+struct Multiplies {
+#if defined(__AVX512F__)
+  static constexpr Multiply of[] = {
+      nullptr,                multiply<1, kVectors>,  multiply<2, kVectors>,  multiply<3, kVectors>,
+      multiply<4, kVectors>,  multiply<5, kVectors>,  multiply<6, kVectors>,  multiply<7, kVectors>,
+      multiply<8, kVectors>,  multiply<9, kVectors>,  multiply<10, kVectors>, multiply<11, kVectors>,
+      multiply<12, kVectors>, multiply<13, kVectors>, multiply<14, kVectors>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+  static constexpr Multiply of[] = {nullptr,               multiply<1, kVectors>, multiply<2, kVectors>,
+                                    multiply<3, kVectors>, multiply<4, kVectors>, multiply<5, kVectors>,
+                                    multiply<6, kVectors>};
+#else
+  static constexpr Multiply of[] = {nullptr,               multiply<1, kVectors>, multiply<2, kVectors>,
+                                    multiply<3, kVectors>, multiply<4, kVectors>, multiply<5, kVectors>,
+                                    multiply<6, kVectors>, multiply<7, kVectors>, multiply<8, kVectors>};
+#endif
+};
+
+// ---- forward and input gradient ----
+
+// to[i] = v, or += v, for the first n values; n >= 1, all kLanes of them if more.
+OBN_INLINE void put(float* to, F v, size_t n, bool accumulate) {
+  if (n >= kLanes) {
+    store(to, accumulate ? load(to) + v : v);
+  } else {
+    store_first(to, accumulate ? load_first(to, n) + v : v, n);
+  }
+}
+
+// One row of the output from the sums of all phases of the columns: to[phases·j + phase] = sums[phase·step + j]. Reads
+// whole vectors of sums.
+OBN_INLINE void join_run(const float* sums, size_t step, size_t phases, size_t n, bool accumulate, float* to) {
+  if (phases == 1) {
+    for (size_t u = 0; u < n; u += kLanes) put(to + u, load(sums + u), n - u, accumulate);
+  } else if (phases == 2) {
+    for (size_t u = 0; u < n; u += 2 * kLanes) {
+      F a, b;
+      join_pairs(load(sums + u / 2), load(sums + step + u / 2), &a, &b);
+      put(to + u, a, n - u, accumulate);
+      if (u + kLanes < n) put(to + u + kLanes, b, n - u - kLanes, accumulate);
+    }
+  } else {
+    for (size_t phase = 0; phase < phases; ++phase) {
+      const float* from = sums + phase * step;
+      for (size_t u = phase; u < n; u += phases, ++from) to[u] = accumulate ? to[u] + *from : *from;
+    }
+  }
+}
+
+// sums (rows · columns, kTileColumns) become `outputs` planes, their rows to_row apart.
+void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, float* to, size_t to_plane,
+               size_t to_row) {
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < outputs; o += kLanes) {
+      const size_t height = smaller(kLanes, outputs - o);
+      for (size_t q = 0; q < columns; q += kLanes) {
+        if (q + kLanes > columns && columns >= kLanes) q = columns - kLanes;  // the last ones again
+        const size_t width = smaller(kLanes, columns - q);
+        const float* from = sums + (r * columns + q) * kTileColumns + o;
+        F v[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] = i < width ? load(from + i * kTileColumns) : F{};
+        transpose(v);
+        float* row = to + o * to_plane + r * to_row + q;
+        for (size_t i = 0; i < height; ++i) {
+          if (width == kLanes) {
+            store(row + i * to_plane, v[i]);
+          } else {
+            store_first(row + i * to_plane, v[i], width);
+          }
+        }
+      }
+    }
+  }
+}
+
+// One piece of work.
+struct Place {
+  size_t sample, group;
+  size_t first_panel, last_panel;
+  size_t row, column;  // first positions of the block
+};
+
+OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
+  const Block& b = call.block;
+  Place p;
+  p.column = piece % b.column_blocks * b.columns;
+  piece /= b.column_blocks;
+  p.row = piece % b.row_blocks * b.rows;
+  piece /= b.row_blocks;
+  const size_t part = piece % call.parts;
+  piece /= call.parts;
+  p.first_panel = call.panels * part / call.parts;
+  p.last_panel = call.panels * (part + 1) / call.parts;
+  p.group = piece % call.groups;
+  p.sample = piece / call.groups;
+  return p;
+}
+
+// What one panel and one phase of both axes are made of: the first `channels` of the frame, and their weights.
+struct Step {
+  const Phase* phase;
+  const float* weights;
+  const float* bias;
+  const float* frame;
+  size_t channels;
+  size_t rows, columns;  // positions
+  bool accumulate;
+};
+
+// Adds up m output channels in c: planes c_plane apart, rows of positions c_row apart.
+void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
+  const Block& b = call.block;
+  const size_t runs = call.by_rows ? s.rows : 1;
+  const size_t length = call.by_rows ? s.columns : (s.rows - 1) * b.pitch + s.columns;
+  Product t;
+  t.c_row = c_plane;
+  t.offsets = s.phase->offsets;
+  t.bias = s.bias;
+  for (size_t done = 0; done < s.channels; done += s.phase->channels) {
+    t.a = s.weights + done * s.phase->taps * m;
+    t.k = smaller(s.phase->channels, s.channels - done) * s.phase->taps;
+    t.accumulate = s.accumulate || done > 0;
+    for (size_t run = 0; run < runs; ++run) {
+      for (size_t j = 0; j < length; j += kTileColumns) {
+        t.b = s.frame + done * b.channel + run * b.pitch + j;
+        t.c = c + run * c_row + j;
+        t.columns = smaller(kTileColumns, length - j);
+        if (!call.by_rows) t.columns = round_up(t.columns, kLanes);
+        (t.columns > kLanes ? Multiplies<2>::of : Multiplies<1>::of)[m](t);
+      }
+    }
+  }
+}
+
+// The same with output channels across, into sums (rows · columns, kTileColumns).
+void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) {
+  const Block& b = call.block;
+  const size_t tiles = row_panels(s.columns);
+  TurnedProduct t;
+  t.offsets = s.phase->offsets;
+  t.bias = s.bias;
+  for (size_t done = 0; done < s.channels; done += s.phase->channels) {
+    t.b = s.weights + done * s.phase->taps * kTileColumns;
+    t.k = smaller(s.phase->channels, s.channels - done) * s.phase->taps;
+    t.accumulate = s.accumulate || done > 0;
+    for (size_t r = 0; r < s.rows; ++r) {
+      for (size_t tile = 0; tile < tiles; ++tile) {
+        const Panel pixels = panel_of(s.columns, tile);
+        t.a = s.frame + done * b.channel + r * b.pitch + pixels.first;
+        t.c = sums + (r * s.columns + pixels.first) * kTileColumns;
+        multiplies_turned[pixels.rows](t);
+      }
+    }
+  }
+}
+
+void correlate(const Correlation& call, size_t piece, float* scratch) {
+  const Block& b = call.block;
+  const Place at = place_of(call, piece);
+  const size_t x_phases = static_cast<size_t>(call.x.phases), y_phases = static_cast<size_t>(call.y.phases);
+  const size_t height = call.outputs_in_lanes ? kTileColumns : kTileRows;  // room for output channels of a panel
+  const size_t run = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);
+  const bool at_once = b.channels >= call.in_channels;  // one panel's sums are enough, else those of all panels
+  float* frame = scratch;
+  float* joined = frame + round_up(b.channels * b.channel + kSlack, 16);  // (x_phases, height, run)
+  float* sums = call.outputs_in_lanes ? joined + x_phases * height * run : joined;
+  const float* in = call.in.data + at.sample * call.in.sample + at.group * call.in_channels * call.in.plane;
+  float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane;
+  const size_t first_column = at.column * x_phases;
+  const size_t n = smaller(b.columns * x_phases, static_cast<size_t>(call.x.out) - first_column);
+  const bool turns_into_place = call.outputs_in_lanes && x_phases == 1 && !call.accumulate;
+  for (size_t py = 0; py < y_phases; ++py) {
+    if (call.y.count(py) <= at.row) continue;
+    Step s;
+    s.frame = frame;
+    s.rows = smaller(b.rows, call.y.count(py) - at.row);
+    for (size_t c = 0; c < call.in_channels; c += b.channels) {
+      s.channels = smaller(b.channels, call.in_channels - c);
+      if (py == 0 || !at_once)
+        copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, s.channels, at.row,
+                   at.column, frame);
+      for (size_t panel = at.first_panel; panel < at.last_panel; ++panel) {
+        const Panel m = panel_of(call, panel);
+        float* to = out + m.first * call.out.plane + (py + at.row * y_phases) * call.out.row + first_column;
+        const size_t to_row = y_phases * call.out.row;
+        float* own = at_once ? sums : sums + (panel - at.first_panel) * x_phases * height * run;
+        alignas(64) float lane_bias[kTileColumns] = {};
+        s.bias = call.bias ? call.bias + at.group * call.out_channels + m.first : nullptr;
+        if (call.outputs_in_lanes) {
+          for (size_t i = 0; s.bias && i < m.rows; ++i) lane_bias[i] = s.bias[i];
+          s.bias = lane_bias;
+        }
+        for (size_t px = 0; px < x_phases; ++px) {
+          if (call.x.count(px) <= at.column) continue;
+          s.phase = &call.phases[py * x_phases + px];
+          s.weights = call.packed + at.group * call.packed_group + s.phase->weights +
+                      (m.first * call.in_channels + c * packed_rows(call, m)) * s.phase->taps;
+          s.columns = smaller(b.columns, call.x.count(px) - at.column);
+          s.accumulate = c > 0 || (call.in_place && call.accumulate);
+          if (call.outputs_in_lanes) {
+            multiply_turned_panel(call, s, own + px * height * run);
+          } else if (call.in_place) {
+            multiply_panel(call, s, m.rows, to, call.out.plane, to_row);
+          } else {
+            multiply_panel(call, s, m.rows, own + px * height * run, run, b.pitch);
+          }
+          if (c + s.channels < call.in_channels || !call.outputs_in_lanes) continue;
+          if (turns_into_place) {
+            turn_sums(own, s.rows, s.columns, m.rows, to, call.out.plane, to_row);
+          } else {
+            turn_sums(own + px * height * run, s.rows, s.columns, m.rows, joined + px * height * run, run, b.pitch);
+          }
+        }
+        if (c + s.channels < call.in_channels) continue;
+        const float* finished = call.outputs_in_lanes ? joined : own;
+        const bool is_there = call.in_place || turns_into_place;
+        if (is_there && !call.activation) continue;
+        for (size_t i = 0; i < m.rows; ++i) {
+          for (size_t r = 0; r < s.rows; ++r) {
+            float* row = to + i * call.out.plane + r * to_row;
+            if (!is_there)
+              join_run(finished + i * run + r * b.pitch, height * run, x_phases, n, call.accumulate, row);
+            if (call.activation) call.activation->forward(row, n);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- weight gradient ----
+
+// Turns positions of dz, output channels [first, first + kTileColumns), into (pixel, kTileColumns).
+void transpose_pixels(const float* planes, size_t plane, size_t plane_row, size_t outputs, size_t rows, size_t columns,
+                      float* to) {
+  for (size_t o = 0; o < kTileColumns; o += kLanes) {
+    const size_t height = o >= outputs ? 0 : smaller(kLanes, outputs - o);
+    for (size_t r = 0; r < rows; ++r) {
+      for (size_t q = 0; q < columns; q += kLanes) {
+        const size_t width = smaller(kLanes, columns - q);
+        F v[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) {
+          const float* row = planes + (o + i) * plane + r * plane_row + q;
+          v[i] = i >= height ? F{} : width == kLanes ? load(row) : load_first(row, width);
+        }
+        transpose(v);
+        float* column = to + (r * columns + q) * kTileColumns + o;
+        for (size_t i = 0; i < width; ++i) store(column + i * kTileColumns, v[i]);
+      }
+    }
+  }
+}
+
+// c (rows, kTileColumns) += Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
+struct PixelSum {
+  const float* a;
+  const size_t* offsets;
+  size_t a_pitch;
+  const float* b;
+  float* c;
+  size_t rows, columns;  // of pixels
+};
+
+template <size_t kRows>
+[[gnu::noinline]] static void sum_pixels(const PixelSum& t) {
+  F left[kRows], right[kRows];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) left[i] = right[i] = F{};
+  const float* b = t.b;
+  for (size_t r = 0; r < t.rows; ++r) {
+    const float* a = t.a + r * t.a_pitch;
+    for (size_t q = 0; q < t.columns; ++q, ++a, b += kTileColumns) {
+      const F b0 = load(b), b1 = load(b + kLanes);
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kRows; ++i) {
+        const F v = splat(a[t.offsets[i]]);
+        left[i] += v * b0;
+        right[i] += v * b1;
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    float* c = t.c + i * kTileColumns;
+    store(c, load(c) + left[i]);
+    store(c + kLanes, load(c + kLanes) + right[i]);
+  }
+}
+
+using SumPixels = void (*)(const PixelSum&);
+
+#if defined(__AVX512F__)
+static constexpr SumPixels sums_of_pixels[kTileRows + 1] = {
+    nullptr,        sum_pixels<1>,  sum_pixels<2>,  sum_pixels<3>,  sum_pixels<4>,
+    sum_pixels<5>,  sum_pixels<6>,  sum_pixels<7>,  sum_pixels<8>,  sum_pixels<9>,
+    sum_pixels<10>, sum_pixels<11>, sum_pixels<12>, sum_pixels<13>, sum_pixels<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+static constexpr SumPixels sums_of_pixels[kTileRows + 1] = {
+    nullptr, sum_pixels<1>, sum_pixels<2>, sum_pixels<3>, sum_pixels<4>, sum_pixels<5>, sum_pixels<6>};
+#else
+static constexpr SumPixels sums_of_pixels[kTileRows + 1] = {
+    nullptr,       sum_pixels<1>, sum_pixels<2>, sum_pixels<3>, sum_pixels<4>,
+    sum_pixels<5>, sum_pixels<6>, sum_pixels<7>, sum_pixels<8>};
+#endif
+
+// Where the sums of a panel of a group begin: (channel, used tap, kTileColumns) follow.
+OBN_INLINE float* sums_at(const WeightSum& call, size_t part, size_t group, size_t panel) {
+  return call.sums +
+         ((part * call.groups + group) * call.panels + panel) * call.in_channels * call.used * kTileColumns;
+}
+
+void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
+  const Block& b = call.block;
+  const size_t channel_blocks = (call.in_channels + b.channels - 1) / b.channels;
+  const size_t panel_blocks = (call.panels + call.panels_at_once - 1) / call.panels_at_once;
+  const size_t c0 = piece % channel_blocks * b.channels;
+  piece /= channel_blocks;
+  const size_t first_panel = piece % panel_blocks * call.panels_at_once;
+  piece /= panel_blocks;
+  const size_t group = piece % call.groups, part = piece / call.groups;
+  const size_t channels = smaller(b.channels, call.in_channels - c0);
+  const size_t panels = smaller(call.panels_at_once, call.panels - first_panel);
+  const size_t k = channels * call.used;
+  for (size_t panel = first_panel; panel < first_panel + panels; ++panel)
+    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
+  if (k == 0) return;
+  float* frame = scratch;
+  float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
+  const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
+  for (size_t block = all * part / call.parts; block < all * (part + 1) / call.parts; ++block) {
+    const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
+    const size_t column = block % b.column_blocks * b.columns;
+    const size_t rows = smaller(b.rows, call.y_taps.count() - row);
+    const size_t columns = smaller(b.columns, call.x_taps.count() - column);
+    const float* x = call.x.data + sample * call.x.sample + (group * call.in_channels + c0) * call.x.plane;
+    const float* dz = call.dz.data + sample * call.dz.sample + row * call.dz.row + column;
+    if (call.is_flat) {
+      x += column;
+    } else {
+      copy_frame(call.x_taps, call.y_taps, b, x, call.x.plane, call.x.row, channels, row, column, frame);
+      x = frame;
+    }
+    for (size_t panel = first_panel; panel < first_panel + panels; ++panel) {
+      const size_t o = panel * kTileColumns;
+      transpose_pixels(dz + (group * call.out_channels + o) * call.dz.plane, call.dz.plane, call.dz.row,
+                       call.out_channels - o, rows, columns, pixels);
+      float* sums = sums_at(call, part, group, panel) + c0 * call.used * kTileColumns;
+      const size_t tiles = row_panels(k);
+      for (size_t tile = 0; tile < tiles; ++tile) {
+        const Panel p = panel_of(k, tile);
+        sums_of_pixels[p.rows](
+            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns});
+      }
+    }
+  }
+}
+
+void finish_weights(const WeightSum& call, size_t group, size_t lanes_of_outputs) {
+  const size_t o0 = lanes_of_outputs * kLanes, outputs = smaller(kLanes, call.out_channels - o0);
+  const size_t k = call.in_channels * call.used, row = call.in_channels * call.taps;
+  const size_t panel = o0 / kTileColumns, lane = o0 % kTileColumns;
+  float* dw = call.dw + (group * call.out_channels + o0) * row;
+  const bool all = call.used == call.taps;
+  if (!all && !call.accumulate)
+    for (size_t o = 0; o < outputs; ++o) fill_zero(dw + o * row, row);
+  const bool add = call.accumulate || !all;
+  for (size_t p = 0; p < k; p += kLanes) {
+    const size_t width = smaller(kLanes, k - p);
+    F v[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) v[i] = F{};
+    for (size_t i = 0; i < width; ++i) {
+      for (size_t part = 0; part < call.parts; ++part)
+        v[i] += load(sums_at(call, part, group, panel) + (p + i) * kTileColumns + lane);
+    }
+    transpose(v);
+    for (size_t o = 0; o < outputs; ++o) {
+      float* to = dw + o * row;
+      if (all) {
+        to += p;
+        if (width == kLanes) {
+          store(to, add ? load(to) + v[o] : v[o]);
+        } else {
+          store_first(to, add ? load_first(to, width) + v[o] : v[o], width);
+        }
+        continue;
+      }
+      for (size_t i = 0; i < width; ++i) {
+        const size_t c = (p + i) / call.used, t = (p + i) % call.used, columns = call.x_taps.begin[1];
+        const size_t ky = static_cast<size_t>(call.y_taps.taps[t / columns].index);
+        const size_t kx = static_cast<size_t>(call.x_taps.taps[t % columns].index);
+        to[c * call.taps + ky * call.kernel_columns + kx] += v[o][i];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {kLanes, kTileRows, kTileColumns, pack_weights, correlate, sum_weights, finish_weights};
+
+}  // namespace obn::OBN_TARGET::convolution::direct
