@@ -1,8 +1,8 @@
 // Convolution, the desk: checks every argument, chooses algorithms at creation, turns images and weights into what the
 // algorithms see and their results back.
 //
-// What a layer holds. The filter owns a float32 copy of weights and bias, or nothing with BNNSFlagsUseClientPtr. While a
-// call runs it holds, in the workspace of the calling thread,
+// What a layer holds. The filter owns a float32 copy of weights and bias, or nothing with BNNSFlagsUseClientPtr. While
+// a call runs it holds, in the workspace of the calling thread,
 //   the weights as (O, C/G, kh, kw) of float32, unless the caller's array is that already or was copied,
 //   the gradient of the weights in that form, unless the caller's array is that already,
 //   float32 copies of those images that are not float32 with unbroken rows, and dz where there is an activation,
@@ -26,7 +26,7 @@ constexpr char kKind[] = "convolution";
 constexpr char kTransposedKind[] = "transposed convolution";
 
 constexpr size_t kChunkBytes = size_t{32} << 20;
-constexpr size_t kSmallCall = size_t{1} << 16;       // calls with fewer multiplications stay on the calling thread
+constexpr size_t kSmallCall = size_t{1} << 18;       // calls with fewer multiplications stay on the calling thread
 constexpr size_t kMostValues = size_t{1} << 58;      // of an array or a batch: sizes in bytes cannot overflow below
 constexpr size_t kLongestRow = size_t{1} << 16;      // of a softmax, which needs it in scratch
 
@@ -513,13 +513,14 @@ int Convolution::check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gr
 
 // What is written lies apart from everything else.
 int Convolution::check_places(const Gradients& g) const {
+  const void* w = options().use_client_ptr ? weights_.memory.data : nullptr;
   const Place places[] = {{"input_gradient", &g.dx_view, g.dx.data, g.dx.step, g.batch},
                           {"weights_gradient", &g.dw.memory, g.dw.memory.data, 0, 1},
                           {"bias_gradient", &g.db, g.db.data, 0, 1},
                           {"grad_output", &g.dy_view, g.dy.data, g.dy.step, g.batch},
                           {"input", &input_, g.x.data, g.x.step, g.batch},
                           {"output", &output_, g.y.data, g.y.step, g.batch},
-                          {"weights", &weights_.memory, options().use_client_ptr ? weights_.memory.data : nullptr, 0, 1}};
+                          {"weights", &weights_.memory, w, 0, 1}};
   constexpr size_t kWritten = 3;
   for (size_t a = 0; a < kWritten; ++a)
     for (size_t b = a + 1; b < std::size(places); ++b)
@@ -574,8 +575,8 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   const bool input_direct = Images{&input_, nullptr, 0}.is_direct();
   const bool copies_x = wants_dw && !input_direct;
   const bool copies_dx = wants_dx && (!g.dx.is_direct() || adds_copy);
-  // Sums over the batch follow the chunks: these do not depend on which gradients are wanted, so that a gradient has the
-  // same bits alone and with the others.
+  // Sums over the batch follow the chunks: these do not depend on which gradients are wanted, so that a gradient has
+  // the same bits alone and with the others.
   const size_t input_floats = !input_direct || transposed_ || copies_dx ? input_.count : 0;
   work.chunk = chunk_of(g.batch, dz_floats + input_floats);
   if (dz_floats) work.dz = parts->take<float>(work.chunk * dz_floats);

@@ -1,6 +1,6 @@
 // The convolution layer as its desk sees it. Its members are defined in convolution.cpp (creation and calls); images
-// become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in convolution_weights.cpp, and integers are summed
-// as integers in convolution_integer.cpp. Letters as in convolution.h.
+// become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in convolution_weights.cpp, and integers are
+// summed as integers in convolution_integer.cpp. Letters as in convolution.h.
 #pragma once
 
 #include <atomic>

@@ -259,7 +259,7 @@ struct Layer {
   }
 };
 
-// Calls body(x, y, w) for every product of the layer: value x of the input times weight w goes to value y of the output.
+// Calls body(x, y, w) for every product: value x of the input times weight w goes to value y of the output.
 template <class Body>
 void for_products(const Layer& l, const Body& body) {
   const size_t in = l.in / l.groups, out = l.out / l.groups;
@@ -526,12 +526,14 @@ TEST(convolution_common_shapes_agree_with_the_definition) {
   struct Shape {
     size_t n, in, out, h, w, k, s, pad, groups;
   };
-  const Shape shapes[] = {{2, 16, 16, 14, 14, 3, 1, 1, 1}, {1, 3, 8, 17, 15, 7, 2, 3, 1}, {2, 32, 16, 7, 7, 1, 1, 0, 1},
-                          {2, 8, 16, 9, 10, 3, 2, 1, 1},   {2, 12, 12, 9, 17, 3, 1, 1, 12}, {3, 1, 32, 10, 10, 3, 1, 1, 1},
-                          {1, 8, 8, 8, 8, 5, 1, 2, 1},     {2, 4, 8, 6, 20, 3, 1, 1, 4},    {1, 6, 4, 5, 5, 4, 2, 1, 2}};
+  const Shape shapes[] = {{2, 16, 16, 14, 14, 3, 1, 1, 1},  {1, 3, 8, 17, 15, 7, 2, 3, 1},
+                          {2, 32, 16, 7, 7, 1, 1, 0, 1},    {2, 8, 16, 9, 10, 3, 2, 1, 1},
+                          {2, 12, 12, 9, 17, 3, 1, 1, 12},  {3, 1, 32, 10, 10, 3, 1, 1, 1},
+                          {1, 8, 8, 8, 8, 5, 1, 2, 1},      {2, 4, 8, 6, 20, 3, 1, 1, 4},
+                          {1, 6, 4, 5, 5, 4, 2, 1, 2}};
   for (const Shape& shape : shapes)
     for (bool transposed : {false, true})
-      for (BNNSActivationFunction activation : {BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear}) {
+      for (auto activation : {BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear}) {
         Layer l;
         l.transposed = transposed;
         l.n = shape.n;
@@ -595,8 +597,9 @@ TEST(convolution_weight_layouts_hold_the_same_weights) {
 namespace {
 
 // The definition on real numbers.
+using Real = std::function<double(float)>;  // what a stored number stands for
 std::vector<double> real_output(const Layer& l, const Image& x, const Weights& w, const Vector& bias,
-                                const std::function<double(float)>& x_real, const std::function<double(float)>& w_real) {
+                                const Real& x_real, const Real& w_real) {
   std::vector<double> y(l.n * l.out * l.p * l.q);
   for (size_t i = 0; i < y.size(); ++i) y[i] = bias.get(i / (l.p * l.q) % l.out);
   for_products(l, [&](size_t xi, size_t yi, size_t wi) { y[yi] += x_real(x.get(xi)) * w_real(w.get(wi)); });
@@ -902,8 +905,10 @@ TEST(convolution_winograd_has_a_switch) {
   auto* convolution = static_cast<Convolution*>(find_filter(filter));
   const bool fits = winograd_forward.fits(convolution->problem());
   const auto uses = [&] { return std::strcmp(convolution->choice().forward->name, "winograd") == 0; };
-  CHECK(obn_get_winograd() == 1, "on unless OPENBNNS_WINOGRAD says otherwise");
-  CHECK(uses() == fits, "used where it fits");
+  const char* said = std::getenv("OPENBNNS_WINOGRAD");
+  const int from_start = said && std::strcmp(said, "0") == 0 ? 0 : 1;
+  CHECK(obn_get_winograd() == from_start, "on unless OPENBNNS_WINOGRAD says 0");
+  CHECK(uses() == (from_start && fits), "used where it fits");
   CHECK(obn_set_winograd(0) == 0 && obn_get_winograd() == 0, "off");
   CHECK(!uses(), "the library's switch");
   CHECK(obn_filter_set_winograd(filter, 1) == 0, "%s", obn_last_error());
@@ -912,6 +917,7 @@ TEST(convolution_winograd_has_a_switch) {
   CHECK(!uses(), "the filter's switch wins");
   CHECK(obn_filter_set_winograd(filter, -1) == 0, "%s", obn_last_error());
   CHECK(uses() == fits, "back to the library's");
+  CHECK(obn_set_winograd(from_start) == 0, "%s", obn_last_error());
   CHECK(obn_set_winograd(2) == -1 && obn_filter_set_winograd(filter, -2) == -1, "no other numbers");
   CHECK(obn_filter_set_winograd(nullptr, 1) == -1 && obn_filter_work_bytes(nullptr, 1) == SIZE_MAX, "no filter");
   BNNSFilterDestroy(filter);
@@ -1047,7 +1053,8 @@ TEST(convolution_failing_calls_leave_outputs_alone) {
       const int status = BNNSFilterApplyBackwardBatch(filter, l.n, call.x, 0, &call.dx, call.dx_stride, call.y, 0,
                                                       &call.dy, call.dy_stride, &call.dw, &call.db);
       CHECK(status == -1, "expected a failure about %s", word);
-      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\", expected %s", obn_last_error(), word);
+      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\", expected %s", obn_last_error(),
+            word);
       CHECK(in.dx.bytes == before.dx.bytes && in.dw.bytes == before.dw.bytes && in.db.bytes == before.db.bytes &&
                 in.x.bytes == before.x.bytes && in.dy.bytes == before.dy.bytes && in.w.bytes == before.w.bytes,
             "touched after: %s", obn_last_error());
@@ -1108,7 +1115,9 @@ TEST(convolution_random_bad_descriptors_never_crash) {
         case 0: array.size[random.below(4)] = number; break;
         case 1: array.stride[random.below(4)] = number; break;
         case 2: array.layout = static_cast<BNNSDataLayout>(number); break;
-        case 3: array.data_type = static_cast<BNNSDataType>(random.one_in(2) ? number : 0x20000 + random.below(65)); break;
+        case 3:
+          array.data_type = static_cast<BNNSDataType>(random.one_in(2) ? number : 0x20000 + random.below(65));
+          break;
         case 4: (random.one_in(2) ? parameters.x_stride : parameters.y_dilation_stride) = number; break;
         case 5: (random.one_in(2) ? parameters.y_padding : parameters.pad[random.below(4)]) = number; break;
         case 6: parameters.groups = number; break;
@@ -1247,8 +1256,8 @@ struct Trial {
 
   Trial(const Layer& l, size_t gap, bool special, Random& random)
       : layer(l), problem(problem_of(l)), x(l.n, l.in, problem.y.in, problem.x.in, gap),
-        y(l.n, l.out, problem.y.out, problem.x.out, gap), dz(y), w(l.out * (l.in / l.groups) * l.kh * l.kw), bias_in(l.in),
-        bias_out(l.out), is_special(special) {
+        y(l.n, l.out, problem.y.out, problem.x.out, gap), dz(y), w(l.out * (l.in / l.groups) * l.kh * l.kw),
+        bias_in(l.in), bias_out(l.out), is_special(special) {
     x.fill(random);
     y.fill(random);
     dz = y;
@@ -1465,7 +1474,8 @@ TEST(convolution_every_algorithm_agrees_with_the_reference) {
   }
   obn_set_num_threads(threads_before);
   for (const Ran* list : {ran_forward, ran_input, ran_weights})
-    for (size_t i = 0; i < kAlgorithms; ++i) CHECK(list[i].times > 0 || !list[i].is_built, "%s never fitted", list[i].name);
+    for (size_t i = 0; i < kAlgorithms; ++i)
+      CHECK(list[i].times > 0 || !list[i].is_built, "%s never fitted", list[i].name);
 }
 
 }  // namespace obn::convolution
