@@ -57,7 +57,9 @@ struct Grid {
     activation::ref::get_reals(values(), r * row + c * column, 1, 1, &value);
     return value;
   }
-  void set(size_t r, size_t c, double value) { activation::ref::put_reals(values(), r * row + c * column, 1, 1, &value); }
+  void set(size_t r, size_t c, double value) {
+    activation::ref::put_reals(values(), r * row + c * column, 1, 1, &value);
+  }
   void fill(Random& random) {
     const double factor = is_float(type) ? 1.0 : 100.0;
     for (size_t r = 0; r < rows; ++r)
@@ -519,10 +521,11 @@ TEST(fully_connected_sparse_refuses_what_cannot_be) {
   out.size[0] = 3;
   CHECK(coo() == -1, "another shape");
   for (uint64_t word : buffer) CHECK(word == 0x5555555555555555u, "output was touched");
-  CHECK(BNNSNDArrayFullyConnectedSparsifySparseCOO(nullptr, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, nullptr, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, nullptr, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, &numbers, nullptr, nullptr, 1, nullptr, 0, nullptr) == -1,
+  const auto pack = BNNSNDArrayFullyConnectedSparsifySparseCOO;
+  CHECK(pack(nullptr, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, nullptr, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, &list, nullptr, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, &list, &numbers, nullptr, nullptr, 1, nullptr, 0, nullptr) == -1,
         "NULL");
   // Damaged packing: no size, another size, a column outside, rows that step back.
   const uint32_t good[] = {0, 0, 3, 1};
@@ -860,7 +863,8 @@ TEST(fully_connected_memory_comes_from_the_caller_and_goes_back) {
   BNNSFilterDestroy(filter);
   CHECK(blocks_released == 3, "%zu released", blocks_released);
   p.bias.size[0] = 19;
-  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released, "failed creation keeps memory");
+  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released,
+        "failed creation keeps memory");
 }
 
 TEST(fully_connected_refuses_what_cannot_be) {
