@@ -4,7 +4,45 @@
 #include "simd/convert.h"
 #include "simd/tile.h"
 
-namespace obn::OBN_TARGET::gemm {
+namespace obn::OBN_TARGET {
+
+// ---- the register tile ----
+
+namespace {
+
+template <size_t kRows>
+void multiply_some(const Tile& t) {
+  const bool packed = t.a_row == 1 && t.a_step == kRows;
+  if (t.columns == kTileColumns) {
+    if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
+  }
+  if (t.columns > kLanes) {
+    if (packed) return multiply_rows<kRows, 2, true, false, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, false, false>(t, nullptr);
+  }
+  if (packed) return multiply_rows<kRows, 1, true, false, false>(t, nullptr);
+  multiply_rows<kRows, 1, false, false, false>(t, nullptr);
+}
+
+}  // namespace
+
+#if defined(__AVX512F__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,           multiply_some<1>,  multiply_some<2>,  multiply_some<3>,  multiply_some<4>,
+    multiply_some<5>,  multiply_some<6>,  multiply_some<7>,  multiply_some<8>,  multiply_some<9>,
+    multiply_some<10>, multiply_some<11>, multiply_some<12>, multiply_some<13>, multiply_some<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>,
+    multiply_some<4>, multiply_some<5>, multiply_some<6>};
+#else
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>, multiply_some<4>,
+    multiply_some<5>, multiply_some<6>, multiply_some<7>, multiply_some<8>};
+#endif
+
+namespace gemm {
 namespace {
 
 using obn::gemm::Block;
@@ -182,42 +220,56 @@ constexpr CopyingTiles list_all() {
 }
 constexpr CopyingTiles copying = list_all();
 
+bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
+
+// A single strip of columns does not pay for packing a.
+bool is_a_in_place(const Product& p, const Block& block) {
+  return p.a.type == BNNSDataTypeFloat32 && block.columns <= kTileColumns && !is_b_in_place(p);
+}
+
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
   const Product& product;
   const Block& block;
   size_t column, columns;
   size_t first, depth;
-  const float* a;  // packed
+  const float* a;  // packed, or NULL: in place
   float* copy;     // (depth, kTileColumns)
+  bool is_last;
 };
 
-void multiply_strip(const Strip& s, bool has_next) {
-  constexpr size_t kLine = 16;  // floats
+// Where the tile of row panel r finds b, and what it fetches for those to come: the first panel reads b where it lies;
+// the second and third fetch the lines of the next columns, one per step of k. A panel all alone fetches its own.
+void place_b(const Strip& s, size_t r, size_t panels, Tile* t) {
+  constexpr size_t kLine = 16, kDistance = 16;  // floats, steps of k
+  const Operand& operand = s.product.b;
+  const float* b = floats(operand, s.first, s.column);
+  t->b = r == 0 ? b : s.copy;
+  t->b_step = r == 0 ? operand.row : kTileColumns;
+  const bool fetches_next = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
+  t->ahead = panels == 1 ? b + kDistance * operand.row : fetches_next ? b + kTileColumns + (r - 1) * kLine : nullptr;
+  t->ahead_step = t->ahead ? operand.row : 0;
+}
+
+void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
-  const bool in_place = p.b.type == BNNSDataTypeFloat32 && p.b.column == 1;
-  const float* b = in_place ? floats(p.b, s.first, s.column) : s.copy;
-  if (!in_place)
+  const bool b_in_place = is_b_in_place(p);
+  Tile t;
+  t.k = s.depth;
+  t.b = s.copy;
+  t.b_step = kTileColumns;
+  if (!b_in_place)
     pack({p.b, s.first * p.b.row + s.column * p.b.column, p.b.column, p.b.row}, s.columns, kTileColumns, s.depth,
          s.copy);
-  Tile t;
-  t.a = s.a;
-  t.a_row = 1;
-  t.k = s.depth;
   for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
     const size_t rows = panels.rows_of(r);
-    const bool reads_source = in_place && r == 0, copies = reads_source && panels.count > 1;
     begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
-    t.a = s.a + i * s.depth;
-    t.a_step = rows;
-    t.b = reads_source ? b : s.copy;
-    t.b_step = reads_source ? p.b.row : kTileColumns;
-    // Lines of b's next columns, one per step of k, while the second and third panel are at work.
-    const bool fetches = in_place && has_next && r > 0 && (r - 1) * kLine < kTileColumns;
-    t.ahead = fetches ? b + kTileColumns + (r - 1) * kLine : nullptr;
-    t.ahead_step = fetches ? p.b.row : 0;
-    if (copies) {
+    t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
+    t.a_row = s.a ? 1 : p.a.row;
+    t.a_step = s.a ? rows : p.a.column;
+    if (b_in_place) place_b(s, r, panels.count, &t);
+    if (b_in_place && r == 0 && panels.count > 1) {
       copying.of_rows[rows](t, s.copy);
     } else {
       multiply_tile[rows](t);
@@ -229,15 +281,15 @@ void packed(const Product& p, const Block& block, const float* packed_a, float* 
   const size_t depth = even_part(p.k, kDepth);
   const size_t end = block.column + block.columns, group = columns_at_once(p, block);
   float* copy = work;
-  float* own_a = work + depth * kTileColumns;
+  float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
-    if (!packed_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
+    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
     const float* a = packed_a ? packed_a + first * block.rows : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns)
-        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy}, j + kTileColumns < end);
+        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy, j + kTileColumns >= end});
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
     }
   }
@@ -378,6 +430,35 @@ void dots(const Product& p, const Block& block) {
   activate(p, block.row, block.rows, block.column, block.columns);
 }
 
+// b (k, n) turned to (n, k), then dot products: for few columns, which would leave lanes of a tile idle.
+void turned(const Product& p, const Block& block, float* work) {
+  const float* from = floats(p.b, 0, block.column);
+  for (size_t q = 0; q < p.k; q += kLanes) {
+    const size_t steps = least(kLanes, p.k - q);
+    for (size_t j = 0; j < block.columns; j += kLanes) {
+      const size_t columns = least(kLanes, block.columns - j);
+      F v[kLanes];
+      for (size_t i = 0; i < kLanes; ++i)
+        v[i] = i < steps ? up_to<Float32>(from + (q + i) * p.b.row + j, columns) : F{};
+      transpose(v);
+      for (size_t i = 0; i < columns; ++i) {
+        float* to = work + (j + i) * p.k + q;
+        if (steps == kLanes) {
+          store(to, v[i]);
+        } else {
+          store_first(to, v[i], steps);
+        }
+      }
+    }
+  }
+  Product q = p;
+  q.b = {work, 1, p.k};
+  q.n = block.columns;
+  q.c = p.c + block.column;
+  q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  dots(q, {block.row, block.rows, 0, block.columns});
+}
+
 // ---- one row ----
 
 // sum (n) += a[0] · b(0) + … + a[kSteps - 1] · b(kSteps - 1), in this order; rows of b lie b_step apart.
@@ -399,7 +480,7 @@ void add_rows(const float* a, const float* b, size_t b_step, size_t n, float* su
 }
 
 void row(const Product& p, const Block& block, float* work) {
-  constexpr size_t kSteps = 4;
+  constexpr size_t kSteps = 8;
   const size_t end = block.column + block.columns;
   const float* a = floats(p.a, block.row, 0);
   for (size_t from = block.column; from < end; from += kRowStrip) {
@@ -428,6 +509,7 @@ void row(const Product& p, const Block& block, float* work) {
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, row};
+const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, turned, row};
 
-}  // namespace obn::OBN_TARGET::gemm
+}  // namespace gemm
+}  // namespace obn::OBN_TARGET
