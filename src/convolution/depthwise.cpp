@@ -38,26 +38,17 @@ constexpr size_t kSegmentValues = size_t{1} << 16;   // of one channel, summed i
 constexpr size_t kLeastPieces = 16;                  // of the weight gradient
 constexpr size_t kMostSums = size_t{1} << 14;        // m·kh·kw: the weight gradient keeps a vector of each in scratch
 
-size_t as_size(int64_t v) { return static_cast<size_t>(v); }
-size_t round_up(size_t n) { return (n + kPad - 1) / kPad * kPad; }
-
-size_t shift_of(const Axis& axis, size_t k) { return as_size(axis.dilation) * k / as_size(axis.stride); }
-size_t residue_of(const Axis& axis, size_t k) { return as_size(axis.dilation) * k % as_size(axis.stride); }
-size_t largest_shift(const Axis& axis) { return shift_of(axis, as_size(axis.kernel) - 1); }
-// Places that an image spans.
-size_t places(const Axis& axis) { return as_size((axis.in - 1 + axis.before) / axis.stride) + 1; }
-
 // The stage for `band` rows. False when it grows too large.
 bool lay_out(const Problem& s, bool is_gradient, size_t band, Plan* plan) {
   const size_t residues_x = is_gradient ? 1 : as_size(s.x.stride), residues_y = is_gradient ? 1 : as_size(s.y.stride);
-  const size_t columns = is_gradient ? std::max(as_size(s.x.out), places(s.x)) + largest_shift(s.x)
-                                     : std::max(as_size(s.x.out) + largest_shift(s.x), places(s.x));
+  const size_t columns = is_gradient ? std::max(as_size(s.x.out), places_of(s.x)) + largest_shift(s.x)
+                                     : std::max(as_size(s.x.out) + largest_shift(s.x), places_of(s.x));
   plan->pitch = round_up(columns) + (residues_x > 1 ? kPad : 0);  // split rows spill zeros behind them
   plan->line = plan->pitch * residues_x;
   plan->stage_rows = band + largest_shift(s.y);
-  plan->stage_left = is_gradient ? largest_shift(s.x) : as_size(s.x.before);
+  plan->stage_left = is_gradient ? largest_shift(s.x) : as_size(s.x.before / s.x.stride);
   plan->stage_up = is_gradient ? largest_shift(s.y) : as_size(s.y.before);
-  plan->stage_floats = residues_y * plan->stage_rows * plan->line + 2 * kPad;
+  plan->stage_floats = residues_y * plan->stage_rows * plan->line + 3 * kPad;  // spilled, and for its alignment
   plan->band = band;
   return plan->stage_floats <= kMostStageFloats;
 }
@@ -82,7 +73,7 @@ size_t make_chains(const Axis& y, const Plan& plan, bool is_gradient, size_t res
 }
 
 void plan_bands(const Problem& s, bool is_gradient, Plan* plan) {
-  plan->rows = is_gradient ? places(s.y) : as_size(s.y.out);
+  plan->rows = is_gradient ? places_of(s.y) : as_size(s.y.out);
   lay_out(s, is_gradient, 1, plan);
   const size_t row = plan->line * (is_gradient ? 1 : as_size(s.y.stride));
   const size_t aim = kStageFloats / row > largest_shift(s.y) ? kStageFloats / row - largest_shift(s.y) : 0;

@@ -4,23 +4,18 @@
 // so a pass is many small convolutions of one plane with one kernel, and none of them is worth more than reading and
 // writing its planes once.
 //
-// The plane that is read is first laid out in scratch (the stage) so that neither borders nor strides are seen any
-// more. Along an axis, position u of the image is u + before = stride·j + r: place j of residue r. Output o meets tap k
-// at place o + shift(k) of residue(k), where dilation·k = stride·shift + residue. With rows and columns split that way
-// a tap is one fixed distance in the stage, and neighbouring outputs read neighbouring values.
-//   forward, dw: x is split; y(o) = Σ w(k) · x[residue(k)](o + shift(k))
-//   dx:          place j of residue r gathers dz: dx[r](j) = Σ w(k) · dz(j - shift(k)) over the k of that residue
+// The plane that is read is first laid out in scratch (the stage), with zeros around it and rows and columns split by
+// residue (residues.h), so that a tap is one fixed distance in the stage whatever borders and strides are.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/cpu.h"
-#include "convolution/convolution.h"
+#include "convolution/residues.h"
 
 namespace obn::convolution::depthwise {
 
-inline constexpr size_t kPad = 16;        // lanes of the widest target: kernels may read this far past the stage
 inline constexpr size_t kChain = 3;       // taps above each other that one load serves
 inline constexpr size_t kMostTaps = 128;  // of a kernel
 inline constexpr size_t kMostPhases = 64;  // sx·sy

@@ -2,21 +2,20 @@
 // the stage as in depthwise.h.
 #include "convolution/depthwise.h"
 
-#include "simd/vec.h"
+#include "convolution/rows.h"
 
 namespace obn::OBN_TARGET::convolution::depthwise {
 
-using obn::convolution::Axis;
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
-using obn::convolution::Planes;
+using obn::convolution::Places;
+using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::depthwise::Chain;
 using obn::convolution::depthwise::Group;
 using obn::convolution::depthwise::kChain;
 using obn::convolution::depthwise::Kernels;
-using obn::convolution::depthwise::kPad;
 using obn::convolution::depthwise::Plan;
 
 namespace {
@@ -25,90 +24,64 @@ constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
 constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
 constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
 
-OBN_INLINE size_t as_size(int64_t v) { return static_cast<size_t>(v); }
-OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
-OBN_INLINE size_t round_up(size_t n) { return (n + kPad - 1) / kPad * kPad; }
-
-// Whole vectors: up to kLanes - 1 zeros more than n.
-OBN_INLINE void fill_zeros(float* p, size_t n) {
-  for (size_t i = 0; i < n; i += kLanes) store(p + i, F{});
-}
-
 // ---- the stage ----
 
-// A row of n values; a short one spills zeros, up to kLanes values from `to` on.
-OBN_INLINE void copy_row(const float* row, size_t n, float* to) {
-  if (n < kLanes) return store(to, load_first(row, n));
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(to + i, load(row + i));
-  if (i < n) store(to + n - kLanes, load(row + n - kLanes));
+// The stage begins where column 0 of the image, the first one after `left` zeros, is aligned: whole vectors are written
+// there.
+OBN_INLINE float* begin_stage(const Plan& plan, float* memory) {
+  float* stage = memory + (round_up(plan.stage_left) - plan.stage_left);
+  fill_zeros(memory, plan.stage_floats);
+  return stage;
 }
 
-// Values 0, 2, … of the row to even, 1, 3, … to odd; spills zeros, less than kLanes values behind each.
-OBN_INLINE void copy_pairs(const float* row, size_t n, float* even, float* odd) {
-  F e, o;
-  size_t i = 0;
-  for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    split_pairs(load(row + i), load(row + i + kLanes), &e, &o);
-    store(even + i / 2, e);
-    store(odd + i / 2, o);
-  }
-  if (i == n) return;
-  const size_t rest = n - i;
-  const F low = rest >= kLanes ? load(row + i) : load_first(row + i, rest);
-  const F high = rest > kLanes ? load_first(row + i + kLanes, rest - kLanes) : F{};
-  split_pairs(low, high, &e, &o);
-  store(even + i / 2, e);
-  if (rest > 1) store(odd + i / 2, o);
-}
-
-// One row of x into its residues.
-OBN_INLINE void split_row(const Plan& plan, const float* row, float* line) {
-  const Axis& x = plan.problem.x;
-  const size_t n = as_size(x.in), left = as_size(x.before), stride = as_size(x.stride);
-  if (stride == 1) return copy_row(row, n, line + left);
-  if (stride == 2) {
+// `rows` rows of x, `step` values apart, into their column residues, one line each.
+void split_rows(const Plan& plan, const float* x, size_t step, size_t rows, float* line) {
+  const Axis& axis = plan.problem.x;
+  const size_t n = as_size(axis.in), left = as_size(axis.before), stride = as_size(axis.stride);
+  if (stride == 1) {
+    for (size_t i = 0; i < rows; ++i) copy_row(x + i * step, n, line + i * plan.line + left);
+  } else if (stride == 2) {
     float* even = line + left % 2 * plan.pitch + left / 2;
     float* odd = line + (left + 1) % 2 * plan.pitch + (left + 1) / 2;
-    return copy_pairs(row, n, even, odd);
-  }
-  for (size_t r = 0; r < stride; ++r) {
-    const size_t first = (r + stride - left % stride) % stride;  // first column of residue r
-    float* to = line + r * plan.pitch + (first + left) / stride;
-    for (size_t u = first; u < n; u += stride) *to++ = row[u];
+    for (size_t i = 0; i < rows; ++i) copy_pairs(x + i * step, n, even + i * plan.line, odd + i * plan.line);
+  } else {
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t r = 0; r < stride; ++r) {
+        const size_t first = (r + stride - left % stride) % stride;  // first column of residue r
+        float* to = line + i * plan.line + r * plan.pitch + (first + left) / stride;
+        for (size_t u = first; u < n; u += stride) *to++ = x[i * step + u];
+      }
+    }
   }
 }
 
-// The rows of x under rows [from, from + count) of y. What is never written here is zero: the caller cleared the stage.
+// The rows of x under rows [from, from + count) of y. What is never written here is zero: begin_stage cleared it.
 void stage_input(const Plan& plan, const float* x, size_t x_row, size_t from, size_t count, float* stage) {
   const Axis& y = plan.problem.y;
-  const size_t rows = plan.stage_rows - plan.band + count;
-  for (int64_t r = 0; r < y.stride; ++r) {
-    float* line = stage + as_size(r) * plan.stage_rows * plan.line;
-    for (size_t i = 0; i < rows; ++i, line += plan.line) {
-      const int64_t v = y.stride * static_cast<int64_t>(from + i) + r - y.before;
-      if (v >= 0 && v < y.in) {
-        split_row(plan, x + as_size(v) * x_row, line);
-      } else {
-        fill_zeros(line, plan.line);
-      }
-    }
+  const size_t rows = plan.stage_rows - plan.band + count, stride = as_size(y.stride);
+  for (size_t r = 0; r < stride; ++r) {
+    float* line = stage + r * plan.stage_rows * plan.line;
+    const Places inside = places_inside(y, r);
+    const size_t first = least(most(inside.first, from) - from, rows);
+    const size_t end = least(most(inside.end, from + first) - from, rows);
+    fill_zeros(line, first * plan.line);
+    if (first < end)
+      split_rows(plan, x + (stride * (from + first) + r - as_size(y.before)) * x_row, stride * x_row, end - first,
+                 line + first * plan.line);
+    fill_zeros(line + end * plan.line, (rows - end) * plan.line);
   }
 }
 
 // The rows of dz that places [from, from + count) gather.
 void stage_gradient(const Plan& plan, const float* dz, size_t dz_row, size_t from, size_t count, float* stage) {
   const size_t rows = plan.stage_rows - plan.band + count, n = as_size(plan.problem.x.out);
-  const int64_t first = static_cast<int64_t>(from) - static_cast<int64_t>(plan.stage_up);
-  float* line = stage;
-  for (size_t i = 0; i < rows; ++i, line += plan.line) {
-    const int64_t p = first + static_cast<int64_t>(i);
-    if (p >= 0 && p < plan.problem.y.out) {
-      copy_row(dz + as_size(p) * dz_row, n, line + plan.stage_left);
-    } else {
-      fill_zeros(line, plan.line);
-    }
-  }
+  const size_t first = least(plan.stage_up > from ? plan.stage_up - from : 0, rows);
+  const size_t bottom = as_size(plan.problem.y.out) + plan.stage_up;  // stage row behind dz, were from 0
+  const size_t end = least(most(bottom, from + first) - from, rows);
+  fill_zeros(stage, first * plan.line);
+  for (size_t i = first; i < end; ++i)
+    copy_row(dz + (from + i - plan.stage_up) * dz_row, n, stage + i * plan.line + plan.stage_left);
+  fill_zeros(stage + end * plan.line, (rows - end) * plan.line);
 }
 
 // ---- sums over taps ----
@@ -133,8 +106,8 @@ OBN_INLINE void add_group(F (&sums)[kRows], const Group& group, const float* w, 
 #pragma GCC unroll 3
   for (size_t k = 0; k < kTaps; ++k) tap[k] = splat(w[group.tap[k]]);
 #pragma GCC unroll 16
-  for (size_t i = 0; i < kRows + kTaps - 1; ++i) {
-    const F v = load(x + i * line);
+  for (size_t i = 0; i < kRows + kTaps - 1; ++i, x = held(x + line)) {
+    const F v = held(load(x));
 #pragma GCC unroll 3
     for (size_t k = 0; k < kTaps; ++k)
       if (i >= k && i - k < kRows) sums[i - k] += tap[k] * v;
@@ -204,19 +177,12 @@ void sum_all_rows(Sum s, size_t rows) {
   }
 }
 
-void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows, size_t columns) {
-  if (!activation) return;
-  if (y_row == columns) return activation->forward(y, rows * columns);
-  for (size_t r = 0; r < rows; ++r) activation->forward(y + r * y_row, columns);
-}
-
 // ---- forward ----
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
   const Problem& s = plan.problem;
   const size_t columns = as_size(s.x.out);
-  float* stage = reinterpret_cast<float*>(work);
-  fill_zeros(stage, plan.stage_floats);
+  float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
   for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
     const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
     const size_t from = unit % plan.bands * plan.band;
@@ -235,53 +201,12 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
 
 // ---- dx ----
 
-// Places along an axis that residue r has inside the image.
-struct Places {
-  size_t first, end;
-};
-OBN_INLINE Places places_of(const Axis& axis, size_t r) {
-  const size_t stride = as_size(axis.stride), before = as_size(axis.before), end = before + as_size(axis.in);
-  return {before > r ? (before - r + stride - 1) / stride : 0, end > r ? (end - r + stride - 1) / stride : 0};
-}
-
-// Column u of a row of dx is value u / stride of lines[u % stride] (each `pitch` long), counted from column 0.
-void join_row(const float* lines, size_t pitch, size_t stride, size_t n, bool accumulate, float* dx) {
-  size_t u = 0;
-  if (stride == 2) {
-    F a, b;
-    for (; u + 2 * kLanes <= n; u += 2 * kLanes) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store(dx + u, accumulate ? load(dx + u) + a : a);
-      store(dx + u + kLanes, accumulate ? load(dx + u + kLanes) + b : b);
-    }
-    if (u + kLanes <= n) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store(dx + u, accumulate ? load(dx + u) + a : a);
-      u += kLanes;
-      if (kLanes == 16 && u < n) {
-        store_first(dx + u, accumulate ? load_first(dx + u, n - u) + b : b, n - u);
-        return;
-      }
-    } else if (kLanes == 16 && u < n) {
-      join_pairs(load(lines + u / 2), load(lines + pitch + u / 2), &a, &b);
-      store_first(dx + u, accumulate ? load_first(dx + u, n - u) + a : a, n - u);
-      return;
-    }
-  }
-  for (size_t r = 0; r < stride; ++r) {
-    for (size_t i = u + (r + stride - u % stride) % stride; i < n; i += stride) {
-      const float v = lines[r * pitch + i / stride];
-      dx[i] = accumulate ? dx[i] + v : v;
-    }
-  }
-}
-
 // Rows of dx at places [from, from + rows) of residue ry, from one staged plane of dz.
 void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry, size_t from, size_t rows, float start,
                  bool accumulate, float* dx, size_t dx_row, float* lines) {
   const Problem& s = plan.problem;
   const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
-  const Places y = places_of(s.y, ry);
+  const Places y = places_inside(s.y, ry);
   const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
   if (first >= end) return;
   dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
@@ -310,9 +235,8 @@ void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry
 
 void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit, size_t units, std::byte* work) {
   const Problem& s = plan.problem;
-  float* stage = reinterpret_cast<float*>(work);
-  float* lines = stage + round_up(plan.stage_floats);
-  fill_zeros(stage, plan.stage_floats);
+  float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
+  float* lines = reinterpret_cast<float*>(work) + round_up(plan.stage_floats);
   for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
     const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
     const size_t from = unit % plan.bands * plan.band;
@@ -335,22 +259,6 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
 
 // ---- dw ----
 
-// Which lanes of a vector count.
-#if defined(__AVX512F__)
-using Keep = __mmask16;
-OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
-  return static_cast<Keep>(((1u << to) - 1) & ~((1u << from) - 1));
-}
-OBN_INLINE F load_kept(const float* p, Keep keep) { return reinterpret_cast<F>(_mm512_maskz_loadu_ps(keep, p)); }
-#else
-using Keep = I;
-OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
-  const I lane = iota();
-  return (lane >= static_cast<int32_t>(from)) & (lane < static_cast<int32_t>(to));
-}
-OBN_INLINE F load_kept(const float* p, Keep keep) { return from_bits(bits(load(p)) & keep); }
-#endif
-
 // A chain of kernel rows, some kernel columns of it, and one plane of dz: sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
 struct Products {
   const float* x;      // first row of the chain, column 0
@@ -370,14 +278,13 @@ OBN_INLINE void add_products(F (&sums)[kTall][kWide], const Products& s, size_t 
   F d[kRows];
   const float* dz = s.dz + p * s.dz_row + q;
 #pragma GCC unroll 4
-  for (size_t r = 0; r < kRows; ++r) d[r] = kPart ? load_kept(dz + r * s.dz_row, keep) : load(dz + r * s.dz_row);
+  for (size_t r = 0; r < kRows; ++r, dz = held(dz + s.dz_row)) d[r] = kPart ? load_kept(dz, keep) : load(dz);
   const float* x = s.x + p * s.line + q;
 #pragma GCC unroll 8
-  for (size_t i = 0; i < kRows + kTall - 1; ++i) {
+  for (size_t i = 0; i < kRows + kTall - 1; ++i, x = held(x + s.line)) {
 #pragma GCC unroll 4
     for (size_t k = 0; k < kWide; ++k) {
-      const float* at = x + i * s.line + s.at[k];
-      const F v = kPart ? load_kept(at, keep) : load(at);
+      const F v = held(kPart ? load_kept(x + s.at[k], keep) : load(x + s.at[k]));
 #pragma GCC unroll 4
       for (size_t t = 0; t < kTall; ++t)
         if (i >= t && i - t < kRows) sums[t][k] += d[i - t] * v;
@@ -429,12 +336,12 @@ void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, 
                      std::byte* work) {
   const Problem& s = plan.problem;
   const size_t kw = as_size(s.x.kernel), columns = as_size(s.x.out), all = plan.multiplier * plan.taps;
-  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors
-  float* stage = reinterpret_cast<float*>(work) + all * kPad;
-  float* wide = stage + round_up(plan.stage_floats);  // (band, kLanes)
+  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors, and some more
+  float* memory = reinterpret_cast<float*>(work) + (all + kPad) * kPad;
+  float* stage = begin_stage(plan, memory);
+  float* wide = memory + round_up(plan.stage_floats);  // (band, kLanes)
   const bool widens = kLanes < 16 && columns < kLanes;
-  fill_zeros(stage, plan.stage_floats);
-  for (size_t i = 0; i < all; ++i) sums[i] = F{};
+  for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
   for (size_t n = first; n < first + count; ++n) {
     for (size_t from = 0; from < plan.rows; from += plan.band) {
       const size_t rows = least(plan.band, plan.rows - from);
@@ -455,7 +362,16 @@ void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, 
       }
     }
   }
-  for (size_t i = 0; i < all; ++i) dw[i] = sum(sums[i]);
+  for (size_t i = 0; i < all; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (all - i >= kLanes) {
+      store(dw + i, totals);
+    } else {
+      store_first(dw + i, totals, all - i);
+    }
+  }
 }
 
 }  // namespace
