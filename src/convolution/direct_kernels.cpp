@@ -20,6 +20,7 @@ using obn::convolution::direct::WeightSum;
 namespace {
 
 constexpr size_t kSlack = 64;  // floats behind a frame that a tile may read
+constexpr size_t kLine = 16;   // floats of a cache line
 
 OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 OBN_INLINE size_t round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
@@ -116,10 +117,15 @@ OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size
   const float* from = plane + (v + static_cast<int64_t>(inside.low) * y.step) * static_cast<int64_t>(plane_row) + u;
   for (size_t i = 0; i < inside.low * pitch; i += kLanes) store(to + i, F{});
   float* body = to + inside.low * pitch;
-  for (size_t j = (pitch - 1) / kLanes * kLanes + kLanes; count > 0 && j > 0;) {
+  size_t j = 0;
+  if (count == 1 && step == 1 && across.low == 0) {  // one long row: in its own order, which the machine expects
+    for (; j + kLanes <= across.high; j += kLanes) store(body + j, load(from + j));
+  }
+  const size_t done = j;
+  for (j = round_up(pitch, kLanes); count > 0 && j > done;) {
     j -= kLanes;
-    Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
-                     across.high > j ? smaller(across.high - j, kLanes) : 0};
+    const Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
+                           across.high > j ? smaller(across.high - j, kLanes) : 0};
     copy_columns(from + j * step, from_row, step, columns, count, body + j, pitch);
   }
   for (size_t i = inside.high * pitch; i < rows * pitch; i += kLanes) store(to + i, F{});
@@ -131,7 +137,15 @@ void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* plane
                 size_t channels, size_t row, size_t column, float* frame) {
   const size_t rows = b.slot / b.pitch;
   const int64_t v = y.step * (static_cast<int64_t>(row) + y.first), u = x.step * (static_cast<int64_t>(column) + x.first);
+  const Range height = range_of(v, 1, y.in, rows * static_cast<size_t>(y.step));
+  const Range width = range_of(u, 1, x.in, b.pitch * static_cast<size_t>(x.step));
   for (size_t c = 0; c < channels; ++c) {
+    if (c + 1 < channels) {
+      for (size_t r = height.low; r < height.high; ++r) {
+        const float* next = planes + (c + 1) * plane + (v + static_cast<int64_t>(r)) * static_cast<int64_t>(plane_row) + u;
+        for (size_t i = width.low; i < width.high; i += kLine) __builtin_prefetch(next + i);
+      }
+    }
     float* to = frame + c * b.channel;
     for (size_t sy = 0; sy < y.slots; ++sy) {
       for (size_t sx = 0; sx < x.slots; ++sx, to += b.slot)
@@ -725,10 +739,18 @@ void finish_weights(const WeightSum& call, size_t group, size_t lanes_of_outputs
   for (size_t p = 0; p < k; p += kLanes) {
     const size_t width = smaller(kLanes, k - p);
     F v[kLanes];
+#pragma GCC unroll 16
     for (size_t i = 0; i < kLanes; ++i) v[i] = F{};
-    for (size_t i = 0; i < width; ++i) {
-      for (size_t part = 0; part < call.parts; ++part)
-        v[i] += load(sums_at(call, part, group, panel) + (p + i) * kTileColumns + lane);
+    for (size_t part = 0; part < call.parts; ++part) {
+      const float* from = sums_at(call, part, group, panel) + p * kTileColumns + lane;
+      if (width == kLanes) {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] += load(from + i * kTileColumns);
+      } else {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i)
+          if (i < width) v[i] += load(from + i * kTileColumns);
+      }
     }
     transpose(v);
     for (size_t o = 0; o < outputs; ++o) {
