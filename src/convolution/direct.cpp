@@ -224,6 +224,8 @@ void choose_lanes(const Kernels& kernels, Correlation* c) {
   c->panels = divide_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
 }
 
+size_t column_pieces(const Correlation& c) { return divide_up(c.block.column_blocks, c.blocks_at_once); }
+
 // Fills block and what follows from it; false where scratch cannot hold it.
 bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t x_phases = as_size(c->x.phases);
@@ -241,8 +243,11 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t slack = kernels.lanes * kernels.tile_columns;  // read behind the last one
   const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
   if (places < 2) return false;
-  const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
-  const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
+  const size_t blocks = c->batch * c->groups * b.row_blocks * b.column_blocks;
+  c->fetches_next = c->in_place && b.row_blocks == 1 && b.rows == 1 && c->x.span == 1 && c->y.span == 1 && c->x.step == 1;
+  c->blocks_at_once = c->fetches_next ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
+  const size_t pieces = column_pieces(*c) * c->batch * c->groups * b.row_blocks;
+  const size_t multiplications = blocks * b.rows * b.columns * c->w_group;
   c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
   if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
@@ -335,7 +340,7 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   if (multiplications < kSmallCall) threads = 1;
   parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
            [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
-  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * c.block.column_blocks, threads,
+  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * column_pieces(c), threads,
            [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
 }
 

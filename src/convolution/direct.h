@@ -84,6 +84,8 @@ struct Correlation {
   size_t parts;              // pieces that output channels are cut into
   bool by_rows;              // tiles stay in a row of the frame; else they run over its end into the next
   bool in_place;             // tiles are added up in the output itself, not in scratch
+  bool fetches_next;         // one row, one tap: while a block is computed, the next one is fetched
+  size_t blocks_at_once;     // column blocks of a piece
 };
 
 struct WeightSum {
@@ -114,7 +116,7 @@ struct Kernels {
 
   // Packs one panel of one group's weights.
   void (*pack_weights)(const Correlation&, size_t group, size_t panel);
-  // Computes one piece: (sample, group, part of the panels, row block, column block).
+  // Computes one piece: (sample, group, part of the panels, row block, some column blocks).
   void (*correlate)(const Correlation&, size_t piece, float* scratch);
   // Sums over one part of the pixels: piece = (part, group, panels, channels).
   void (*sum_weights)(const WeightSum&, size_t piece, float* scratch);

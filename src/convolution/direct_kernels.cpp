@@ -215,7 +215,8 @@ void pack_weights(const Correlation& call, size_t group, size_t panel) {
 // ---- products ----
 
 // c (rows, columns) = start + a (rows, k) · b (k, columns); a is packed, b(p, j) lies at b[offsets[p] + j], which is
-// there for whole vectors. start is c where accumulate, else bias (rows), else 0.
+// there for whole vectors. start is c where accumulate, else bias (rows), else 0. Meanwhile one cache line for every p
+// is fetched into the second cache, at next[p·next_step].
 struct Product {
   const float* a;
   const float* b;
@@ -226,6 +227,8 @@ struct Product {
   size_t columns;
   const float* bias;
   bool accumulate;
+  const float* next;
+  size_t next_step;
 };
 
 template <size_t kRows, size_t kVectors>
@@ -250,8 +253,10 @@ template <size_t kRows, size_t kVectors>
     }
   }
   const float* a = t.a;
-  for (size_t p = 0; p < t.k; ++p, a += kRows) {
+  const float* next = t.next;
+  for (size_t p = 0; p < t.k; ++p, a += kRows, next += t.next_step) {
     const float* b = t.b + t.offsets[p];
+    __builtin_prefetch(next, 0, 2);
     F right[kVectors];
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) right[v] = load(b + v * kLanes);
@@ -444,13 +449,17 @@ struct Place {
   size_t sample, group;
   size_t first_panel, last_panel;
   size_t row, column;  // first positions of the block
+  size_t blocks;       // column blocks
 };
 
 OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
   const Block& b = call.block;
   Place p;
-  p.column = piece % b.column_blocks * b.columns;
-  piece /= b.column_blocks;
+  const size_t column_pieces = (b.column_blocks + call.blocks_at_once - 1) / call.blocks_at_once;
+  const size_t block = piece % column_pieces * call.blocks_at_once;
+  p.column = block * b.columns;
+  p.blocks = smaller(call.blocks_at_once, b.column_blocks - block);
+  piece /= column_pieces;
   p.row = piece % b.row_blocks * b.rows;
   piece /= b.row_blocks;
   const size_t part = piece % call.parts;
@@ -471,10 +480,12 @@ struct Step {
   size_t channels;
   size_t rows, columns;  // positions
   bool accumulate;
+  const float* next;     // the next block's place in the first channel of the input, or NULL
+  size_t next_lines;     // cache lines of it that are not yet asked for
 };
 
 // Adds up m output channels in c: planes c_plane apart, rows of positions c_row apart.
-void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
+void multiply_panel(const Correlation& call, Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
   const Block& b = call.block;
   const size_t runs = call.by_rows ? s.rows : 1;
   const size_t length = call.by_rows ? s.columns : (s.rows - 1) * b.pitch + s.columns;
@@ -492,6 +503,10 @@ void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, 
         t.c = c + run * c_row + j;
         t.columns = smaller(kTileColumns, length - j);
         if (!call.by_rows) t.columns = round_up(t.columns, kLanes);
+        const bool fetches = s.next_lines > 0;  // one line of every channel per tile; else a line that is there
+        if (fetches) --s.next_lines;
+        t.next = fetches ? s.next + done * call.in.plane + s.next_lines * kLine : t.a;
+        t.next_step = fetches ? call.in.plane : 0;
         (t.columns > kLanes ? Multiplies<2>::of : Multiplies<1>::of)[m](t);
       }
     }
@@ -520,9 +535,8 @@ void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) 
   }
 }
 
-void correlate(const Correlation& call, size_t piece, float* scratch) {
+void correlate_block(const Correlation& call, const Place& at, float* scratch) {
   const Block& b = call.block;
-  const Place at = place_of(call, piece);
   const size_t x_phases = static_cast<size_t>(call.x.phases), y_phases = static_cast<size_t>(call.y.phases);
   const size_t height = call.outputs_in_lanes ? kTileColumns : kTileRows;  // room for output channels of a panel
   const size_t run = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);
@@ -540,9 +554,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
     if (call.y.count(py) <= at.row) continue;
     Step s;
     s.frame = frame;
+    s.next = call.fetches_next && at.blocks > 1 ? in + at.column + b.columns : nullptr;
     s.rows = smaller(b.rows, call.y.count(py) - at.row);
     for (size_t c = 0; c < call.in_channels; c += b.channels) {
       s.channels = smaller(b.channels, call.in_channels - c);
+      s.next_lines = s.next && at_once ? b.columns / kLine : 0;
       if (py == 0 || !at_once)
         copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, s.channels, at.row,
                    at.column, frame);
@@ -596,6 +612,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
       }
     }
   }
+}
+
+void correlate(const Correlation& call, size_t piece, float* scratch) {
+  Place at = place_of(call, piece);
+  for (; at.blocks > 0; --at.blocks, at.column += call.block.columns) correlate_block(call, at, scratch);
 }
 
 // ---- weight gradient ----
