@@ -8,7 +8,10 @@
 //
 // A block of the input is copied into scratch (a frame), its padding as zeros and its rows and columns split by
 // remainder modulo `step` (slots). There every tap is one distance from the output position, whatever kernel, stride,
-// dilation and padding are: out(m, pixel) = Σ_k a(m, k) · frame[offset(k) + pixel], k = (c, ty, tx), pixel = i·pitch + j.
+// dilation and padding are:
+//   out(m, pixel) = Σ_k a(m, k) · frame[offset(k) + pixel], k = (c, ty, tx), pixel = i·pitch + j
+// Padding takes part as zeros, so where an infinite or NaN weight (in the weight gradient: gradient) meets padding, the
+// sum is NaN; the formula leaves padding out. Input values stay within their windows.
 // Either pixels lie across the lanes and weights are broadcast, or output channels do and pixels are broadcast: then no
 // lane is spent on the columns between the rows of the frame, but sums must be transposed on their way out.
 // The weight gradient sums over the pixels of the same frame.
@@ -17,6 +20,8 @@
 #include "convolution/convolution.h"
 
 namespace obn::convolution::direct {
+
+inline constexpr size_t kFrameSlack = 64;  // floats behind a frame that tiles may read
 
 struct Tap {
   int64_t index;  // in the kernel

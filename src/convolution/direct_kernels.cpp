@@ -11,6 +11,7 @@ namespace obn::OBN_TARGET::convolution::direct {
 using obn::convolution::Planes;
 using obn::convolution::direct::Block;
 using obn::convolution::direct::Correlation;
+using obn::convolution::direct::kFrameSlack;
 using obn::convolution::direct::Kernels;
 using obn::convolution::direct::Phase;
 using obn::convolution::direct::Tap;
@@ -19,8 +20,7 @@ using obn::convolution::direct::WeightSum;
 
 namespace {
 
-constexpr size_t kSlack = 64;  // floats behind a frame that a tile may read
-constexpr size_t kLine = 16;   // floats of a cache line
+constexpr size_t kLine = 16;  // floats of a cache line
 
 OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 OBN_INLINE size_t round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
@@ -131,28 +131,64 @@ OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size
   for (size_t i = inside.high * pitch; i < rows * pitch; i += kLanes) store(to + i, F{});
 }
 
+// Both remainders of a row with step 2 at once: value (v, u) of the plane begins those of remainder 0, (v, u + 1) those
+// of remainder 1. Only for a pitch of whole vectors, where nothing spills over.
+OBN_INLINE void copy_pair_of_slots(const Taps& x, const Taps& y, const float* plane, size_t plane_row, int64_t v,
+                                   int64_t u, size_t rows, size_t pitch, float* to_even, float* to_odd) {
+  const Range inside = range_of(v, y.step, y.in, rows), across = range_of(u, 1, x.in, 2 * pitch);
+  const size_t from_row = static_cast<size_t>(y.step) * plane_row;
+  const float* from = plane + v * static_cast<int64_t>(plane_row) + u;
+  for (size_t j = 0; j < pitch; j += kLanes) {
+    size_t low[2], high[2];  // lanes of two vectors
+    for (size_t i = 0; i < 2; ++i) {
+      const size_t start = 2 * j + i * kLanes;
+      high[i] = across.high > start ? smaller(across.high - start, kLanes) : 0;
+      low[i] = across.low > start ? smaller(across.low - start, high[i]) : 0;
+    }
+    for (size_t r = 0; r < rows; ++r) {
+      F even = F{}, odd = F{};
+      if (r >= inside.low && r < inside.high) {
+        const float* p = from + r * from_row + 2 * j;
+        split_pairs(load_between(p, low[0], high[0]), load_between(p + kLanes, low[1], high[1]), &even, &odd);
+      }
+      store(to_even + r * pitch + j, even);
+      store(to_odd + r * pitch + j, odd);
+    }
+  }
+}
+
 // The frame of the block whose first position is (row, column), from `channels` planes of the input. Slots are written
 // in the order in which they lie.
 void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
                 size_t channels, size_t row, size_t column, float* frame) {
   const size_t rows = b.slot / b.pitch;
-  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first), u = x.step * (static_cast<int64_t>(column) + x.first);
+  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first);
+  const int64_t u = x.step * (static_cast<int64_t>(column) + x.first);
+  const int64_t first = v * static_cast<int64_t>(plane_row) + u;  // where the block begins in a plane
+  const bool in_pairs = x.step == 2 && x.slots == 2 && b.pitch % kLanes == 0;
   const Range height = range_of(v, 1, y.in, rows * static_cast<size_t>(y.step));
   const Range width = range_of(u, 1, x.in, b.pitch * static_cast<size_t>(x.step));
   for (size_t c = 0; c < channels; ++c) {
     if (c + 1 < channels) {
       for (size_t r = height.low; r < height.high; ++r) {
-        const float* next = planes + (c + 1) * plane + (v + static_cast<int64_t>(r)) * static_cast<int64_t>(plane_row) + u;
+        const float* next = planes + (c + 1) * plane + first + static_cast<int64_t>(r * plane_row);
         for (size_t i = width.low; i < width.high; i += kLine) __builtin_prefetch(next + i);
       }
     }
     float* to = frame + c * b.channel;
     for (size_t sy = 0; sy < y.slots; ++sy) {
+      if (in_pairs) {
+        const size_t odd = x.remainders[0] == 1 ? 0 : b.slot;
+        copy_pair_of_slots(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u, rows, b.pitch,
+                           to + (b.slot - odd), to + odd);
+        to += 2 * b.slot;
+        continue;
+      }
       for (size_t sx = 0; sx < x.slots; ++sx, to += b.slot)
         copy_slot(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u + x.remainders[sx], rows, b.pitch, to);
     }
   }
-  fill_zero(frame + channels * b.channel, kSlack);
+  fill_zero(frame + channels * b.channel, kFrameSlack);
 }
 
 // ---- weights ----
@@ -542,7 +578,7 @@ void correlate_block(const Correlation& call, const Place& at, float* scratch) {
   const size_t run = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);
   const bool at_once = b.channels >= call.in_channels;  // one panel's sums are enough, else those of all panels
   float* frame = scratch;
-  float* joined = frame + round_up(b.channels * b.channel + kSlack, 16);  // (x_phases, height, run)
+  float* joined = frame + round_up(b.channels * b.channel + kFrameSlack, 16);  // (x_phases, height, run)
   float* sums = call.outputs_in_lanes ? joined + x_phases * height * run : joined;
   const float* in = call.in.data + at.sample * call.in.sample + at.group * call.in_channels * call.in.plane;
   float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane;
@@ -716,10 +752,12 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const size_t k = channels * call.used;
   if (k == 0) return;
   float* frame = scratch;
-  float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
+  float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kFrameSlack, 16);
   const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
-  const size_t first_block = all * part / call.parts;
-  for (size_t block = first_block; block < all * (part + 1) / call.parts; ++block) {
+  const size_t first_block = all * part / call.parts, last_block = all * (part + 1) / call.parts;
+  for (size_t panel = first_panel; first_block == last_block && panel < first_panel + panels; ++panel)  // no sample
+    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
+  for (size_t block = first_block; block < last_block; ++block) {
     const bool is_first = block == first_block;
     const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
     const size_t column = block % b.column_blocks * b.columns;
