@@ -42,7 +42,7 @@ def _entry(case: ActivationCase, run: Run) -> Entry:
     values = math.prod(case.shape)
     size = values * np.dtype(case.dtype).itemsize
     forward, backward = OPERATIONS[case.function]
-    return Entry(
+    return Entry.unary(
         str(case),
         Work(size, size, forward * values),
         Work(2 * size, size, backward * values),

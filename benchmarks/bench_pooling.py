@@ -38,7 +38,7 @@ def _entry(case: PoolingCase, run: Run) -> Entry:
     else:
         forward = Work(x, y, windows * positions)
         backward = Work(y, x, windows * (positions + 1))
-    return Entry(str(case), forward, backward, lambda: _contenders(case, run))
+    return Entry.unary(str(case), forward, backward, lambda: _contenders(case, run))
 
 
 def _contenders(case: PoolingCase, run: Run) -> list[Contender]:

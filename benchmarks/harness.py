@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = ROOT / "build" / "benchmarks"
 PHASES = ("forward", "backward", "both")
+PASSES = ("forward", "dx", "dw", "all")  # of layers with weights
 OURS = "ours"
 
 Step = Callable[[], object]
@@ -58,6 +59,38 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Trainer:
+    """The same for a layer with weights: three passes, timed one by one and together.
+
+    result: y, dx and dw (None where there is no such pass).
+    """
+
+    name: str
+    forward: Step
+    input_gradient: Step | None
+    weight_gradient: Step | None
+    result: Callable[[], tuple[np.ndarray | None, ...]]
+    both_gradients: Step | None = None  # None: one after the other
+    both_gradients_and_forward: Step | None = None  # None: forward, then both gradients
+
+    def step(self, phase: str) -> Step | None:
+        if phase == "all" and self.input_gradient is not None:
+            return self.both_gradients_and_forward or self._all
+        steps = {
+            "forward": self.forward, "dx": self.input_gradient, "dw": self.weight_gradient,
+        }  # fmt: skip
+        return steps.get(phase)
+
+    def _all(self) -> None:
+        self.forward()
+        if self.both_gradients is not None:
+            self.both_gradients()
+        else:
+            self.input_gradient()
+            self.weight_gradient()
+
+
+@dataclass(frozen=True)
 class Work:
     """What an ideal kernel does: bytes read, bytes written, vector operations times lanes."""
 
@@ -83,16 +116,29 @@ class Entry:
     """A case of a family, ready to race; contenders are built only when its turn comes."""
 
     name: str
-    forward: Work
-    backward: Work
-    contenders: Callable[[], list[Contender]]  # ours first
+    works: dict[str, Work]  # by phase
+    contenders: Callable[[], list[Contender] | list[Trainer]]  # ours first
 
-    def work(self, phase: str) -> Work:
-        return {
-            "forward": self.forward,
-            "backward": self.backward,
-            "both": self.forward + self.backward,
-        }[phase]
+    @classmethod
+    def unary(
+        cls, name: str, forward: Work, backward: Work, contenders: Callable[[], list[Contender]]
+    ) -> "Entry":
+        """Of a layer without weights."""
+        works = (forward, backward, forward + backward)
+        return cls(name, dict(zip(PHASES, works, strict=True)), contenders)
+
+    @classmethod
+    def weighted(
+        cls, name: str, sizes: tuple[int, int, int], multiplications: int,
+        contenders: Callable[[], list[Trainer]],
+    ) -> "Entry":  # fmt: skip
+        """Of a layer with weights; sizes: values of x, weights and y, 4 bytes each. Every pass
+        reads two of the three and writes the third."""
+        x, w, y = (4 * size for size in sizes)
+        forward = Work(x + w, y, multiplications)
+        dx, dw = Work(y + w, x, multiplications), Work(x + y, w, multiplications)
+        works = (forward, dx, dw, forward + dx + dw)
+        return cls(name, dict(zip(PASSES, works, strict=True)), contenders)
 
 
 @dataclass(frozen=True)
@@ -174,16 +220,20 @@ class Row:
 # ---- racing ----
 
 
-def check(contender: Contender, y: np.ndarray, dx: np.ndarray) -> None:
+def check(contender: Contender | Trainer, ours: tuple[np.ndarray | None, ...]) -> None:
     """Raises when a contender's results are not ours: then it was set up for other work.
 
-    The tolerance separates another function, layout or padding from another rounding.
+    The tolerance separates another function, layout or padding from another rounding; sums of many
+    terms round in proportion to the largest of them.
     """
-    found_y, found_dx = contender.result()
-    for word, found, expected in (("y", found_y, y), ("dx", found_dx, dx)):
-        if found is not None:
+    for word, found, expected in zip(("y", "dx", "dw"), contender.result(), ours, strict=False):
+        if found is not None and expected is not None:
             np.testing.assert_allclose(
-                found, expected, rtol=1e-4, atol=2e-5, err_msg=f"{contender.name}: {word} not ours"
+                found,
+                expected,
+                rtol=1e-4,
+                atol=2e-5 * max(1.0, float(np.abs(expected).max())),
+                err_msg=f"{contender.name}: {word} not ours",
             )
 
 
@@ -216,19 +266,19 @@ def _repeats(timer: Timer, slice_seconds: float) -> int:
 
 def race_entries(family: str, entries: list[Entry], run: Run) -> Iterator[Row]:
     """Rows of all phases of all entries."""
-    limits = ceilings(run.threads, {e.work(p).sweep for e in entries for p in PHASES})
+    limits = ceilings(run.threads, {work.sweep for e in entries for work in e.works.values()})
     for entry in entries:
         yield from _race_entry(family, entry, limits, run)
 
 
 def _race_entry(family: str, entry: Entry, limits: "Ceilings | None", run: Run) -> Iterator[Row]:
     contenders = entry.contenders()
-    y, dx = contenders[0].result()
+    ours = contenders[0].result()
     for contender in contenders[1:]:
-        check(contender, y, dx)
-    for phase in PHASES:
+        check(contender, ours)
+    for phase, work in entry.works.items():
         timers = {c.name: Timer(c.step(phase)) for c in contenders if c.step(phase)}
-        floors = floors_of(entry.work(phase), limits)
+        floors = floors_of(work, limits)
         yield Row(family, entry.name, phase, run.threads, race(timers, run), *floors)
 
 

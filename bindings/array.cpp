@@ -43,11 +43,11 @@ bool Operand::parse(PyObject* tuple) {
       *table_object;
   unsigned layout, type, table_type;
   const char* letters;
-  int is_packed;
+  int is_packed, strided, flipped;
   float scale, offset;
-  if (!PyArg_ParseTuple(tuple, "OIOOIsnOOpOOOIff:operand", &spec_object, &layout, &sizes, &steps, &type, &letters,
-                        &itemsize, &array_shape, &array_strides, &is_packed, &dtype_object, &public_dtype_object,
-                        &table_object, &table_type, &scale, &offset))
+  if (!PyArg_ParseTuple(tuple, "OIOOIsnOOpppOOOIff:operand", &spec_object, &layout, &sizes, &steps, &type, &letters,
+                        &itemsize, &array_shape, &array_strides, &is_packed, &strided, &flipped, &dtype_object,
+                        &public_dtype_object, &table_object, &table_type, &scale, &offset))
     return false;
   Py_ssize_t count;
   if (!read_numbers(sizes, descriptor.size, BNNS_MAX_TENSOR_DIMENSION, &count) ||
@@ -66,6 +66,8 @@ bool Operand::parse(PyObject* tuple) {
   descriptor.data_bias = offset;
   bits = type & 0x7fff;
   packed = is_packed;
+  has_strides = strided;
+  first_is_fastest = flipped;
   items = 1;
   for (Py_ssize_t k = 0; k < rank; ++k) items *= shape[k];  // ArraySpec made sure that it fits
   if (table_object != Py_None) {
@@ -200,18 +202,19 @@ bool Array::fits(const Operand& operand, Strides strides, Batched batched, Py_ss
 
   data_ = buffer_.buf;
   batch_stride_ = 0;
-  own_strides_ = strides == Strides::any && operand.bits >= 8;
+  own_strides_ = strides == Strides::any && operand.has_strides;
   if (buffer_.len == 0) return true;
   if (reinterpret_cast<uintptr_t>(data_) % static_cast<size_t>(operand.itemsize) != 0) return false;
   const Py_ssize_t* steps = buffer_.strides + lead_;
   Py_ssize_t faster = 1;
-  for (Py_ssize_t k = operand.rank; k-- > 0;) {
-    if (shape[k] == 1) continue;
+  for (Py_ssize_t k = 0; k < operand.rank; ++k) {
+    Py_ssize_t axis = operand.axis(k);
+    if (shape[axis] == 1) continue;
     if (!own_strides_) {
-      if (steps[k] != operand.strides[k]) return false;
+      if (steps[axis] != operand.strides[axis]) return false;
     } else {
-      if (steps[k] < faster || steps[k] % operand.itemsize != 0) return false;
-      faster = steps[k];
+      if (steps[axis] < faster || steps[axis] % operand.itemsize != 0) return false;
+      faster = steps[axis];
     }
   }
   if (lead_ && buffer_.shape[0] > 1) {
@@ -285,7 +288,7 @@ BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
   if (!own_strides_) return descriptor;
   size_t faster = 1;
   for (Py_ssize_t k = 0; k < operand.rank; ++k) {  // fastest first; an axis that never moves takes no step back
-    Py_ssize_t axis = operand.rank - 1 - k;
+    Py_ssize_t axis = operand.axis(k);
     if (operand.shape[axis] != 1 && buffer_.len != 0)
       faster = static_cast<size_t>(buffer_.strides[lead_ + axis] / operand.itemsize);
     descriptor.stride[k] = faster;
@@ -339,6 +342,14 @@ PyObject* NewFilter::open(BNNSFilter handle) {
   filter_->handle.store(handle);
   filter_->state.store(0);
   return std::exchange(filter_, nullptr);
+}
+
+bool take_parameter(Call& call, FilterObject* filter, PyObject* object, const Operand& operand, const char* name,
+                    bool copy, Array& array, BNNSNDArrayDescriptor* descriptor) {
+  if (!array.take(call, object, operand, name, copy ? Use::read : Use::share, Strides::any, Batched::no)) return false;
+  *descriptor = array.describe(operand);
+  if (!copy) array.give_to(filter);
+  return true;
 }
 
 namespace {

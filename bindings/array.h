@@ -37,21 +37,25 @@ struct Operand {
   Py_ssize_t itemsize;
   Py_ssize_t bits;        // width of one value; less than 8 for packed types
   char kinds[4];          // acceptable buffers: f float, i signed, u unsigned, b bool
-  bool packed;
+  bool packed;            // numpy.empty makes such arrays
+  bool has_strides;       // false: the descriptor stands for one arrangement only
+  bool first_is_fastest;  // the axes' order in memory is not NumPy's own
   PyObject* spec;         // the ArraySpec, for the slow way and its messages
   PyObject* dtype;        // for numpy.empty
   PyObject* public_dtype; // what results are viewed as; NULL when it is `dtype`
   Py_buffer table;        // obj NULL when there is none
 
+  // The k-th fastest axis.
+  Py_ssize_t axis(Py_ssize_t k) const { return first_is_fastest ? k : rank - 1 - k; }
   // False with an exception. An operand that was never parsed is all zero.
   bool parse(PyObject* tuple);
   void release();
 };
 
 inline constexpr int kMaxOperands = 5;
-inline constexpr int kMaxHeld = 4;
+inline constexpr int kMaxHeld = 5;
 
-enum class Family { activation, pooling };
+enum class Family { activation, pooling, weighted };  // weighted: convolution and fully connected
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -92,8 +96,13 @@ class Call {
   // it. False with LayerApplyError when it fails.
   template <class Function>
   bool run(const Operand& operand, const Function& function) const {
+    return run(static_cast<size_t>(batch) * static_cast<size_t>(operand.items), function);
+  }
+  // The same for work on that many items.
+  template <class Function>
+  bool run(size_t items, const Function& function) const {
     int status;
-    if (static_cast<size_t>(batch) * static_cast<size_t>(operand.items) > kItemsWorthReleasing) {
+    if (items > kItemsWorthReleasing) {
       Py_BEGIN_ALLOW_THREADS
       status = function();
       Py_END_ALLOW_THREADS
@@ -199,12 +208,20 @@ class NewFilter {
 // stay with the filter. False with an exception.
 bool parse_activation(PyObject* tuple, FilterObject* filter, BNNSActivation* activation);
 
+// A parameter for a filter being made: `array` holds it until the native filter exists, and unless that copies it, its
+// memory stays with the filter. False with an exception.
+bool take_parameter(Call& call, FilterObject* filter, PyObject* object, const Operand& operand, const char* name,
+                    bool copy, Array& array, BNNSNDArrayDescriptor* descriptor);
+
 // TypeError unless a function got as many arguments as it has. Only our own Python files call these functions.
 bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 
 // The families' methods, each list ended by an empty entry.
 extern PyMethodDef activation_methods[];
+extern PyMethodDef convolution_methods[];
+extern PyMethodDef fully_connected_methods[];
 extern PyMethodDef pooling_methods[];
+extern PyMethodDef weighted_methods[];
 
 // METH_FASTCALL functions have a type of their own; the table wants this one.
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

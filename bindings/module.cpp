@@ -154,6 +154,24 @@ PyObject* set_num_threads(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
+PyObject* get_matmul_precision(PyObject*, PyObject*) { return PyLong_FromLong(obn_get_matmul_precision()); }
+
+PyObject* set_matmul_precision(PyObject*, PyObject* number) {
+  long precision = PyLong_AsLong(number);
+  if (precision == -1 && PyErr_Occurred()) return nullptr;
+  obn_set_matmul_precision(static_cast<int>(precision));
+  Py_RETURN_NONE;
+}
+
+PyObject* get_winograd(PyObject*, PyObject*) { return PyBool_FromLong(obn_get_winograd()); }
+
+PyObject* set_winograd(PyObject*, PyObject* allowed) {
+  int on = PyObject_IsTrue(allowed);
+  if (on < 0) return nullptr;
+  obn_set_winograd(on);
+  Py_RETURN_NONE;
+}
+
 PyObject* set_seed(PyObject*, PyObject* number) {
   unsigned long long seed = PyLong_AsUnsignedLongLong(number);
   if (seed == static_cast<unsigned long long>(-1) && PyErr_Occurred()) return nullptr;
@@ -187,6 +205,10 @@ PyMethodDef module_methods[] = {
     {"last_error", last_error, METH_NOARGS, nullptr},
     {"get_num_threads", get_num_threads, METH_NOARGS, nullptr},
     {"set_num_threads", set_num_threads, METH_O, nullptr},
+    {"get_matmul_precision", get_matmul_precision, METH_NOARGS, nullptr},
+    {"set_matmul_precision", set_matmul_precision, METH_O, nullptr},
+    {"get_winograd", get_winograd, METH_NOARGS, nullptr},
+    {"set_winograd", set_winograd, METH_O, nullptr},
     {"set_seed", set_seed, METH_O, nullptr},
     {"is_implemented", is_implemented, METH_O, nullptr},
     {"library_path", library_path, METH_NOARGS, nullptr},
@@ -211,8 +233,9 @@ PyTypeObject* add_type(PyObject* module, PyType_Spec* spec) {
 
 int execute(PyObject* module) {
   State* state = state_of(module);
-  if (PyModule_AddFunctions(module, activation_methods) != 0 || PyModule_AddFunctions(module, pooling_methods) != 0)
-    return -1;
+  for (PyMethodDef* methods :
+       {activation_methods, convolution_methods, fully_connected_methods, pooling_methods, weighted_methods})
+    if (PyModule_AddFunctions(module, methods) != 0) return -1;
   bool complete = (state->filter_type = add_type(module, &filter_spec)) &&
                   (state->parameter_type = add_type(module, &parameter_spec)) &&
                   (state->conform = import_name("openbnns._spec", "conform")) &&

@@ -27,12 +27,9 @@ PyObject* pooling_create(PyObject* module, PyObject* arguments) {
   if (!parse_activation(activation, filter.get(), &layer.activation)) return nullptr;
   Array bias_array;
   if (bias != Py_None) {
-    const Operand& operand = filter->operands[kBias];
-    if (!bias_array.take(call, bias, operand, "bias", copy_parameters ? Use::read : Use::share, Strides::any,
-                         Batched::no))
+    if (!take_parameter(call, filter.get(), bias, filter->operands[kBias], "bias", copy_parameters, bias_array,
+                        &layer.bias))
       return nullptr;
-    layer.bias = bias_array.describe(operand);
-    if (!copy_parameters) bias_array.give_to(filter.get());
     filter->flags |= kHasBias;
   }
   layer.i_desc = filter->operands[kInput].descriptor;

@@ -3,8 +3,11 @@
     VERSIONS: name -> version
     pooling(case, x, dy, compiled) -> contenders
     activation(case, x, dy, compiled) -> contenders
+    convolution(case, x, w, dy, compiled) -> trainers
+    fully_connected(case, x, w, dy, compiled) -> trainers
+    gemm(case, x, w, compiled) -> trainers with a forward pass alone
 
-where case is one of tests/cases, and x and dy are NumPy arrays. A module raises ImportError when
+where case is one of tests/cases, and x, w and dy are NumPy arrays. A module raises ImportError when
 its library is not installed. `compiled` asks for slow-to-build variants too.
 """
 

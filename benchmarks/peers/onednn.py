@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Contender, build
+from benchmarks.harness import Contender, Trainer, build
 
 LAYOUTS = ("nchw", "nhwc", "nChw16c")
+IMAGE_LAYOUTS = ("nchw", "nhwc", "any")  # any: what oneDNN likes best, blocked where it can
 FROM_Y = ("rectified_linear", "tanh", "sigmoid")  # those with a second form for backward
 
 
@@ -42,6 +43,19 @@ def _load() -> ctypes.CDLL:
     library.onednn_activation.argtypes = [ctypes.c_char_p, ctypes.c_int] + [ctypes.c_int64] * 2
     library.onednn_set.argtypes = [ctypes.c_void_p, floats, floats]
     library.onednn_get.argtypes = [ctypes.c_void_p, floats, floats]
+    number, text = ctypes.c_int64, ctypes.c_char_p
+    makers = {
+        "onednn_convolution": [text, ctypes.c_int] + [sizes] * 7 + [number],
+        "onednn_fully_connected": [text] + [number] * 3,
+        "onednn_matmul": [ctypes.c_int] + [number] * 3,
+    }
+    for name, types in makers.items():
+        getattr(library, name).restype = ctypes.c_void_p
+        getattr(library, name).argtypes = types
+    for name in ("onednn_trainer_set", "onednn_trainer_get"):
+        getattr(library, name).argtypes = [ctypes.c_void_p] * 4
+    library.onednn_trainer_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.onednn_trainer_free.argtypes = [ctypes.c_void_p]
     for name in ("onednn_forward", "onednn_backward", "onednn_free"):
         getattr(library, name).argtypes = [ctypes.c_void_p]
     return library
@@ -87,11 +101,77 @@ class _Layer:
         return Contender(name, self.forward, self.backward, self.result)
 
 
+class _Trainer:
+    """Owns a trainer of onednn.cpp; without dy it has a forward pass alone."""
+
+    def __init__(self, handle, x, w, y_shape, dy=None):
+        if not handle:
+            raise RuntimeError("oneDNN: " + _library.onednn_error().decode())
+        self._handle, self._shapes = handle, (y_shape, x.shape, w.shape)
+        self._has_gradients = dy is not None
+        pointers = (None if array is None else array.ctypes.data for array in (x, w, dy))
+        _library.onednn_trainer_set(handle, *pointers)
+
+    def __del__(self):
+        _library.onednn_trainer_free(self._handle)
+
+    def _run(self, number):
+        handle, run = self._handle, _library.onednn_trainer_run
+        return lambda: run(handle, number)
+
+    def result(self):
+        count = 3 if self._has_gradients else 1
+        for number in range(count):
+            _library.onednn_trainer_run(self._handle, number)
+        arrays = [np.empty(shape, np.float32) for shape in self._shapes[:count]]
+        pointers = [array.ctypes.data for array in arrays] + [None] * (3 - count)
+        _library.onednn_trainer_get(self._handle, *pointers)
+        return tuple(arrays)
+
+    def trainer(self, name):
+        gradients = [self._run(number) for number in (1, 2)] if self._has_gradients else [None] * 2
+        return Trainer(name, self._run(0), *gradients, self.result)
+
+
+def _sizes(*lists):
+    return [(ctypes.c_int64 * len(numbers))(*numbers) for numbers in lists]
+
+
+def convolution(case, x, w, dy, compiled):
+    """One trainer per layout of the images; weights are plain and converted in every pass."""
+    before, after = zip(*case.padding, strict=True)
+    shapes = (case.image, case.output_shape, case.kernel, case.stride, case.dilation)
+    trainers = []
+    for layout in IMAGE_LAYOUTS:
+        handle = _library.onednn_convolution(
+            layout.encode(), case.transposed, *_sizes(*shapes, before, after), case.groups
+        )
+        name = f"onednn {'blocked' if layout == 'any' else layout}"
+        trainers.append(_Trainer(handle, x, w, dy.shape, dy).trainer(name))
+    return trainers
+
+
+def fully_connected(case, x, w, dy, compiled):
+    """Weights as they are, and as oneDNN likes them, converted in every pass."""
+    sizes = (case.batch, case.inputs, case.outputs)
+    return [
+        _Trainer(
+            _library.onednn_fully_connected(layout.encode(), *sizes), x, w, dy.shape, dy
+        ).trainer(f"onednn {'blocked' if layout == 'any' else layout}")
+        for layout in ("plain", "any")
+    ]
+
+
+def gemm(case, x, w, compiled):
+    stored = w.T if case.column_major else w
+    handle = _library.onednn_matmul(not case.column_major, case.batch, case.outputs, case.inputs)
+    return [_Trainer(handle, x, stored, case.output_shape).trainer("onednn matmul")]
+
+
 def pooling(case, x, dy, compiled):
     """One contender per layout."""
     before, after = zip(*case.padding, strict=True)
-    geometry = (case.image, case.pooled[2:], case.kernel, case.stride, before, after)
-    sizes = [(ctypes.c_int64 * len(numbers))(*numbers) for numbers in geometry]
+    sizes = _sizes(case.image, case.pooled[2:], case.kernel, case.stride, before, after)
     return [
         _Layer(
             _library.onednn_pooling(case.function.encode(), layout.encode(), *sizes), x, dy

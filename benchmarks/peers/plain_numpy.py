@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from benchmarks.harness import Contender
+from benchmarks.harness import Contender, Trainer
 
 VERSIONS = {"numpy": np.__version__}
 
@@ -38,6 +38,38 @@ def activation(case, x, dy, compiled):
             lambda: (forward(x), backward(x, y, dy)),
         )
     ]
+
+
+def convolution(case, x, w, dy, compiled):
+    """No expression for it."""
+    return []
+
+
+def fully_connected(case, x, w, dy, compiled):
+    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+
+    def forward():
+        return np.matmul(x, w.T, out=y)
+
+    def input_gradient():
+        return np.matmul(dy, w, out=dx)
+
+    def weight_gradient():
+        return np.matmul(dy.T, x, out=dw)
+
+    def result():
+        return forward(), input_gradient(), weight_gradient()
+
+    return [Trainer("numpy", forward, input_gradient, weight_gradient, result)]
+
+
+def gemm(case, x, w, compiled):
+    y = np.empty(case.output_shape, np.float32)
+
+    def forward():
+        return np.matmul(x, w.T, out=y)
+
+    return [Trainer("numpy", forward, None, None, lambda: (forward(),))]
 
 
 def _sigmoid(x):

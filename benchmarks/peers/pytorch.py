@@ -9,7 +9,7 @@ import os
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Contender
+from benchmarks.harness import Contender, Trainer
 from benchmarks.peers import padding_pair
 
 VERSIONS = {"torch": torch.__version__}
@@ -44,6 +44,85 @@ def activation(case, x, dy, compiled):
         lambda: _both(forward(tx, y), backward(tx, y, tdy, dx)),
     )
     return [*_autograd("eager", function, tx, tdy, compiled), raw]
+
+
+def convolution(case, x, w, dy, compiled):
+    """The operations behind autograd, in both layouts; both gradients also in one call, as
+    autograd does."""
+    return [_convolution(case, x, w, dy, layout) for layout in LAYOUTS]
+
+
+def _convolution(case, x, w, dy, layout):
+    tx, tw, tdy = (
+        torch.from_numpy(array).contiguous(memory_format=LAYOUTS[layout]) for array in (x, w, dy)
+    )
+    surplus = [0, 0]
+    if case.transposed:
+        axes = zip(case.output_shape[2:], case.image[2:], strict=True)
+        surplus = [
+            out - (case.stride[k] * (size - 1) + case.dilation[k] * (case.kernel[k] - 1) + 1)
+            + sum(case.padding[k])
+            for k, (out, size) in enumerate(axes)
+        ]  # fmt: skip
+    window = (case.stride, padding_pair(case), case.dilation, case.transposed, surplus, case.groups)
+
+    def forward():
+        return aten.convolution(tx, tw, None, *window)
+
+    def gradients(*mask):
+        return aten.convolution_backward(tdy, tx, tw, None, *window, [*mask, False])
+
+    def result():
+        dx, dw, _ = gradients(True, True)
+        return tuple(array.contiguous().numpy() for array in (forward(), dx, dw))
+
+    return Trainer(
+        f"torch {layout}",
+        forward,
+        lambda: gradients(True, False),
+        lambda: gradients(False, True),
+        result,
+        both_gradients=lambda: gradients(True, True),
+    )
+
+
+def fully_connected(case, x, w, dy, compiled):
+    """Matrix products into given arrays; for one sample also as matrix times vector."""
+    tx, tw, tdy = map(torch.from_numpy, (x, w, dy))
+    y, dx, dw = torch.empty_like(tdy), torch.empty_like(tx), torch.empty_like(tw)
+    forms = {
+        "torch out=": (
+            lambda: torch.mm(tx, tw.t(), out=y),
+            lambda: torch.mm(tdy, tw, out=dx),
+            lambda: torch.mm(tdy.t(), tx, out=dw),
+        ),
+        "torch linear": (lambda: F.linear(tx, tw), lambda: tdy.mm(tw), lambda: tdy.t().mm(tx)),
+    }
+    if case.batch == 1:
+        forms["torch mv out="] = (
+            lambda: torch.mv(tw, tx[0], out=y[0]),
+            lambda: torch.mv(tw.t(), tdy[0], out=dx[0]),
+            lambda: torch.outer(tdy[0], tx[0], out=dw),
+        )
+    return [
+        Trainer(name, *steps, lambda steps=steps: tuple(_matrix(step()) for step in steps))
+        for name, steps in forms.items()
+    ]
+
+
+def _matrix(array):
+    """A vector is the only row of its matrix."""
+    return array.reshape(1, -1).numpy() if array.ndim == 1 else array.numpy()
+
+
+def gemm(case, x, w, compiled):
+    tx, tw = torch.from_numpy(x), torch.from_numpy(w)
+    y = torch.empty(case.output_shape)
+
+    def forward():
+        return torch.mm(tx, tw.t(), out=y)
+
+    return [Trainer("torch out=", forward, None, None, lambda: (forward().numpy(),))]
 
 
 def _autograd(variant, function, x, dy, compiled):

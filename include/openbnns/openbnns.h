@@ -59,6 +59,24 @@ OBN_API int obn_get_matmul_precision(void);
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
 
+/* Whether convolutions may use Winograd's algorithm (3x3 kernels, stride 1), which is faster but lets
+ * an infinity, a NaN or a huge value reach outputs up to 5 columns and rows away. on is 1 or 0. The
+ * default is 1, or what OPENBNNS_WINOGRAD says. Returns 0, or -1 for another number. */
+OBN_API int obn_set_winograd(int on);
+
+/* The setting in force, 1 or 0. */
+OBN_API int obn_get_winograd(void);
+
+/* The same for one convolution filter: 1, 0, or -1 to follow obn_set_winograd (the default). Returns 0,
+ * or -1 on failure. */
+OBN_API int obn_filter_set_winograd(BNNSFilter filter, int on);
+
+/* Bytes that the filter's calls with this batch size hold while they run, at most: packed or expanded
+ * weights, half types as float32, partial sums. The block belongs to the calling thread and is shared by
+ * all filters it calls. Arguments are taken to lie like the descriptors given at creation. Returns
+ * SIZE_MAX on failure. */
+OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
+
 OBN_C_END
 
 #endif

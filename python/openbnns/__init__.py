@@ -13,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from . import _core
 from ._activations import Activation
@@ -31,6 +31,8 @@ from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
+from .fully_connected import FullyConnectedLayer, SparseWeights
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 
 __version__ = _core.version()
@@ -42,26 +44,35 @@ __all__ = [
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
+    "FullyConnectedLayer",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "SparseWeights",
+    "TransposedConvolutionLayer",
     "UnaryLayer",
+    "WeightGradients",
     "activation",
     "config",
     "convert",
     "dtype",
+    "get_matmul_precision",
     "get_num_threads",
+    "get_winograd",
     "include_dir",
     "isa",
     "last_error",
     "library_path",
+    "set_matmul_precision",
     "set_num_threads",
     "set_seed",
+    "set_winograd",
     "support",
     "version",
 ]
@@ -131,6 +142,77 @@ def set_num_threads(n: int | None) -> None:
     if n is not None and n < 0:
         raise ValueError(f"[set_num_threads] n: expected None or at least 0; got {n}")
     _core.set_num_threads(n or 0)
+
+
+_PRECISIONS = ("highest", "high", "medium")
+
+
+def get_matmul_precision() -> str:
+    """The setting of ``set_matmul_precision``.
+
+    See also: ``obn_get_matmul_precision``.
+    """
+    return _PRECISIONS[_core.get_matmul_precision()]
+
+
+def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> None:
+    """What products of float32 matrices may lose in exactness to be faster.
+
+    It allows, it does not force: where the machine has no faster way, results are those of
+    ``"highest"``.
+
+    Args:
+        precision: ``"highest"``: float32 throughout, as at the start. ``"high"``: operands may be
+            split into bfloat16 pieces that keep at least 16 bits. ``"medium"``: operands may be
+            rounded to bfloat16; sums stay float32.
+
+    Raises:
+        ValueError: any other word.
+
+    Example:
+        >>> import openbnns
+        >>> openbnns.set_matmul_precision("highest")
+        >>> openbnns.get_matmul_precision()
+        'highest'
+
+    See also: ``obn_set_matmul_precision``.
+    """
+    if precision not in _PRECISIONS:
+        raise ValueError(
+            f"[set_matmul_precision] precision: expected one of {', '.join(_PRECISIONS)}; "
+            f"got {precision!r}"
+        )
+    _core.set_matmul_precision(_PRECISIONS.index(precision))
+
+
+def get_winograd() -> bool:
+    """The setting of ``set_winograd``.
+
+    See also: ``obn_get_winograd``.
+    """
+    return _core.get_winograd()
+
+
+def set_winograd(allowed: bool) -> None:
+    """Allow or forbid Winograd's algorithm where a convolution layer says nothing itself.
+
+    It does 3×3 convolutions with steps of 1 with fewer multiplications. Rounding errors grow a
+    little, and an infinite or NaN input spoils the whole tile of results around it. True at the
+    start, unless the environment says ``OPENBNNS_WINOGRAD=0``. It holds for existing layers too.
+
+    Args:
+        allowed: True or False.
+
+    Example:
+        >>> import openbnns
+        >>> openbnns.set_winograd(False)
+        >>> openbnns.get_winograd()
+        False
+        >>> openbnns.set_winograd(True)
+
+    See also: ``obn_set_winograd``.
+    """
+    _core.set_winograd(allowed)
 
 
 def set_seed(seed: int) -> None:

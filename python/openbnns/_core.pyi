@@ -53,6 +53,63 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
+def convolution_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    weights_operand: Operand,
+    bias_operand: Operand,
+    weights: Array,
+    bias: Array | None,
+    activation: NativeActivation,
+    transposed: bool,
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    groups: int,
+    winograd: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def fully_connected_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    weights_operand: Operand,
+    bias_operand: Operand,
+    weights: Array,
+    bias: Array | None,
+    activation: NativeActivation,
+    has_weights_gradient: bool,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def fully_connected_sparsify(
+    name: str,
+    rows: int,
+    columns: int,
+    values: Array,
+    data_type: int,
+    indices: Array,
+    row_starts: Array | None,
+    numerator: int,
+    denominator: int,
+    /,
+) -> bytes: ...
+def weighted_apply(filter: Filter, x: Array, out: Array | None, /) -> Any: ...
+def weighted_backward(
+    filter: Filter,
+    x: Array | None,
+    y: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    weights_gradient: GradientTarget,
+    bias_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any, Any]: ...
 def pooling_create(
     name: str,
     input: Operand,
@@ -96,6 +153,10 @@ def isa_reason() -> str: ...
 def last_error() -> str: ...
 def get_num_threads() -> int: ...
 def set_num_threads(n: int, /) -> None: ...
+def get_matmul_precision() -> int: ...
+def set_matmul_precision(precision: int, /) -> None: ...
+def get_winograd() -> bool: ...
+def set_winograd(allowed: bool, /) -> None: ...
 def set_seed(seed: int, /) -> None: ...
 def is_implemented(function: str, /) -> int: ...
 def library_path() -> str: ...

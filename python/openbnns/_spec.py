@@ -56,6 +56,16 @@ _UINT8, _UINT16 = _DTYPES["uint8"], _DTYPES["uint16"]
 
 _VECTOR, _ROW_MAJOR_MATRIX, _IMAGE_CHW = 0x10000, 0x20000, 0x30000
 _FIRST_MAJOR = 0x08001  # plus 0x10000 for every axis
+# The words of ArraySpec(layout=…): BNNSDataLayout, and how many axes the shape has.
+_LAYOUTS = {
+    "column_major": (0x20001, 2),
+    "OIHW": (0x40000, 4),
+    "OIHrWr": (0x40001, 4),
+    "IOHrWr": (0x40002, 4),
+    "OIHW_Pack32": (0x40010, 4),
+}
+_PACK = 32  # output channels side by side in OIHW_Pack32
+_PACK_ALIGNMENT = 128
 MAX_RANK = 8
 _WHOLE = (int, np.integer)
 
@@ -100,7 +110,7 @@ def _packed_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _expressible(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
+def expressible(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
     """True when the C interface can say these strides: whole, positive, slowest axis first."""
     faster = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -126,9 +136,14 @@ class ArraySpec:
         bits: width below 8 of packed integers or indices; ``dtype`` says ``int8`` or ``uint8``.
             Such samples travel as flat ``uint8`` arrays of ``ceil(values·bits / 8)`` bytes, the
             first value in the low bits.
+        layout: ``None`` is plain C order. ``"column_major"``: a matrix whose columns lie side by
+            side. Convolution weights: ``"OIHW"``, ``"OIHrWr"``, ``"IOHrWr"`` name the order of the
+            axes, outputs O and inputs I; an ``r`` says that the kernel is stored turned by 180
+            degrees. ``"OIHW_Pack32"``: shape is (O, I, kH, kW), arrays are
+            (ceil(O / 32), I, kH, kW, 32), aligned to 128 bytes.
 
     Attributes:
-        shape, scale, offset, table, bits: as given.
+        shape, scale, offset, table, bits, layout: as given.
         dtype: NumPy dtype of arrays of such samples. bfloat16 is that of ml_dtypes where it is
             installed and otherwise ``uint16``.
         strides: steps in bytes, filled in.
@@ -151,7 +166,7 @@ class ArraySpec:
 
     __slots__ = (
         "_array_dtype", "_array_shape", "_array_strides", "_is_packed", "bits", "data_type",
-        "dtype", "offset", "scale", "shape", "strides", "table",
+        "dtype", "layout", "offset", "scale", "shape", "strides", "table",
     )  # fmt: skip
 
     shape: tuple[int, ...]
@@ -161,9 +176,11 @@ class ArraySpec:
     offset: float
     table: npt.NDArray[Any] | None
     bits: int
+    layout: str | None
     data_type: str
     # How an array of samples looks behind its batch axis. Differs from the above for values of
-    # less than a byte (flat uint8) and for bfloat16 (uint16, because NumPy exports no other).
+    # less than a byte (flat uint8), for bfloat16 (uint16, because NumPy exports no other) and for
+    # OIHW_Pack32 (one axis more).
     _array_shape: tuple[int, ...]
     _array_strides: tuple[int, ...]
     _array_dtype: np.dtype[Any]
@@ -179,6 +196,7 @@ class ArraySpec:
         offset: float = 0.0,
         table: Array | None = None,
         bits: int | None = None,
+        layout: str | None = None,
     ) -> None:
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         if not all(isinstance(extent, _WHOLE) and extent >= 0 for extent in extents):
@@ -186,6 +204,13 @@ class ArraySpec:
         if len(extents) > MAX_RANK:
             raise ArrayError(f"[ArraySpec] shape: expected at most {MAX_RANK} axes; got {shape!r}")
         extents = tuple(int(extent) for extent in extents)
+
+        if layout is not None and _LAYOUTS.get(layout, (0, -1))[1] != len(extents):
+            words = ", ".join(word for word, (_, rank) in _LAYOUTS.items() if rank == len(extents))
+            raise ArrayError(
+                f"[ArraySpec] layout: expected {words or None} for {len(extents)} axes; "
+                f"got {layout!r}"
+            )
 
         name = _type_name(dtype)
         if bits is not None or table is not None:
@@ -208,17 +233,24 @@ class ArraySpec:
         else:
             stored = _UINT16 if name == "bfloat16" else _DTYPES.get(name, _UINT8)
             array_shape = extents
+            if layout == "OIHW_Pack32":
+                array_shape = (-(-extents[0] // _PACK), *extents[1:], _PACK)
         if prod(array_shape) * stored.itemsize > sys.maxsize:
             raise ArrayError(
                 f"[ArraySpec] shape: expected a size that fits in memory; got {shape!r}"
             )
-        packed_strides = array_strides = _packed_strides(array_shape, stored.itemsize)
+        flip = -1 if layout == "column_major" else 1  # the fastest axis is the first
+        packed_strides = _packed_strides(array_shape[::flip], stored.itemsize)[::flip]
+        array_strides = packed_strides
         if strides is not None:
-            if width < 8:
-                raise ArrayError(f"[ArraySpec] strides: expected None for {name}; got {strides!r}")
+            if width < 8 or layout == "OIHW_Pack32":
+                raise ArrayError(
+                    f"[ArraySpec] strides: expected None for {name if width < 8 else layout}; "
+                    f"got {strides!r}"
+                )
             array_strides = tuple(int(stride) for stride in strides)
-            if len(array_strides) != len(extents) or not _expressible(
-                extents, array_strides, stored.itemsize
+            if len(array_strides) != len(extents) or not expressible(
+                extents[::flip], array_strides[::flip], stored.itemsize
             ):
                 raise ArrayError(
                     f"[ArraySpec] strides: expected {len(extents)} positive multiples of "
@@ -235,6 +267,7 @@ class ArraySpec:
         values = {
             "shape": extents, "dtype": public, "strides": array_strides, "scale": float(scale),
             "offset": float(offset), "table": entries, "bits": width, "data_type": name,
+            "layout": layout,
             "_array_shape": array_shape, "_array_strides": array_strides, "_array_dtype": stored,
             "_is_packed": is_packed,
         }  # fmt: skip
@@ -262,18 +295,36 @@ class ArraySpec:
     @property
     def packed(self) -> ArraySpec:
         """The same samples without gaps."""
-        if self._is_packed:
-            return self
-        if self.table is not None:
-            return ArraySpec(self.shape, "uint8", table=self.table)
-        return ArraySpec(self.shape, self.data_type, scale=self.scale, offset=self.offset)
+        return self if self._is_packed else self.with_layout(self.layout)
+
+    def with_layout(self, layout: str | None) -> ArraySpec:
+        """The same values in another layout, without gaps.
+
+        Example:
+            >>> import openbnns
+            >>> openbnns.ArraySpec((2, 3), "float16").with_layout("column_major").strides
+            (2, 4)
+        """
+        _, dtype, _, scale, offset, table, bits, _ = self.__reduce__()[1]
+        return _rebuild(self.shape, dtype, None, scale, offset, table, bits, layout)
 
     @property
     def _layout(self) -> int:
         """BNNSDataLayout: images and matrices have layouts of their own, the rest is C order."""
+        if self.layout is not None:
+            return _LAYOUTS[self.layout][0]
         special = {0: _VECTOR, 1: _VECTOR, 2: _ROW_MAJOR_MATRIX, 3: _IMAGE_CHW}
         rank = len(self.shape)
         return special[rank] if rank in special else _FIRST_MAJOR + 0x10000 * rank
+
+    @property
+    def _has_strides(self) -> bool:
+        """False when the C interface knows one arrangement only."""
+        return self.bits >= 8 and self.layout != "OIHW_Pack32"
+
+    @property
+    def _first_is_fastest(self) -> bool:
+        return self.layout == "column_major"
 
     def _size_index(self, axis: int) -> int:
         """Position in size[] of a NumPy axis of the sample."""
@@ -287,10 +338,14 @@ class ArraySpec:
         """
         itemsize = self._array_dtype.itemsize
         shape = self.shape or (1,)
-        sizes = shape if len(shape) > 3 else shape[::-1]
+        if self._first_is_fastest or (len(shape) > 3 and self.layout is None):
+            sizes = shape
+        else:
+            sizes = shape[::-1]
         steps: list[int] = []  # fastest first, in values; one that never moves takes no step back
-        if self.shape and self.bits >= 8:
-            for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+        if self.shape and self._has_strides:
+            flip = 1 if self._first_is_fastest else -1
+            for extent, stride in zip(self.shape[::flip], self.strides[::flip], strict=True):
                 steps.append(stride // itemsize if extent != 1 else steps[-1] if steps else 1)
         if kinds is None:
             kinds = self._array_dtype.kind
@@ -304,7 +359,9 @@ class ArraySpec:
             itemsize,
             self._array_shape,
             self._array_strides,
-            self._is_packed,
+            self._is_packed and not (self._first_is_fastest or self.layout == "OIHW_Pack32"),
+            self._has_strides,
+            self._first_is_fastest,
             self._array_dtype,
             None if self.dtype == self._array_dtype else self.dtype,
             self.table,
@@ -315,7 +372,9 @@ class ArraySpec:
 
     def _key(self) -> tuple[Any, ...]:
         table = None if self.table is None else (self.table.dtype, self.table.tobytes())
-        return (self.shape, self.data_type, self.strides, self.scale, self.offset, table)
+        return (
+            self.shape, self.data_type, self.strides, self.scale, self.offset, table, self.layout,
+        )  # fmt: skip
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"ArraySpec is frozen; cannot set {name}")
@@ -329,7 +388,9 @@ class ArraySpec:
         if self.bits < 8 or self.table is not None:
             dtype = "int8" if self.data_type.startswith("int") else "uint8"
         bits = self.bits if self.bits < 8 or self.table is not None else None
-        return _rebuild, (self.shape, dtype, strides, self.scale, self.offset, self.table, bits)
+        return _rebuild, (
+            self.shape, dtype, strides, self.scale, self.offset, self.table, bits, self.layout,
+        )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, ArraySpec) else NotImplemented
@@ -345,6 +406,8 @@ class ArraySpec:
             text += f", scale={self.scale}"
         if self.offset != 0.0:
             text += f", offset={self.offset}"
+        if self.layout is not None:
+            text += f", layout={self.layout!r}"
         return text + ")"
 
 
@@ -356,8 +419,11 @@ def _rebuild(
     offset: float,
     table: npt.NDArray[Any] | None,
     bits: int | None,
+    layout: str | None = None,
 ) -> ArraySpec:
-    return ArraySpec(shape, dtype, strides, scale=scale, offset=offset, table=table, bits=bits)
+    return ArraySpec(
+        shape, dtype, strides, scale=scale, offset=offset, table=table, bits=bits, layout=layout
+    )
 
 
 def _narrow_name(name: str, bits: int | None, has_table: bool) -> str:
@@ -380,7 +446,7 @@ def _spec_of(
     array: npt.NDArray[Any], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> ArraySpec:
     name = _type_name(array.dtype)
-    kept = strides if _expressible(shape, strides, array.itemsize) else None
+    kept = strides if expressible(shape, strides, array.itemsize) else None
     return ArraySpec(shape, name, kept)
 
 
@@ -449,7 +515,9 @@ def data_type_of(value: Any) -> str:
 def allocate(spec: ArraySpec, batch: int) -> npt.NDArray[Any]:
     """An uninitialised array of samples with the strides of the spec; batch -1 is one sample."""
     lead = () if batch < 0 else (batch,)
-    if spec._is_packed:
+    if spec.layout == "OIHW_Pack32":
+        return aligned(spec._array_shape, spec._array_dtype)
+    if spec._is_packed and not spec._first_is_fastest:
         return np.empty(lead + spec._array_shape, spec._array_dtype)
     itemsize = spec._array_dtype.itemsize
     span = itemsize + sum(
@@ -463,6 +531,13 @@ def allocate(spec: ArraySpec, batch: int) -> npt.NDArray[Any]:
         memory,
         strides=((span,) if lead else ()) + spec._array_strides,
     )
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An uninitialised array at an address as the packed layout wants it."""
+    memory = np.empty(prod(shape) * dtype.itemsize + _PACK_ALIGNMENT, np.uint8)
+    first = -memory.__array_interface__["data"][0] % _PACK_ALIGNMENT
+    return np.ndarray(shape, dtype, memory, first)
 
 
 def conform(
@@ -507,8 +582,9 @@ def conform(
         return array
 
     if use != "read":
-        if any_strides:
-            wanted_text = "aligned memory and strides that do not increase"
+        if any_strides and spec._has_strides:
+            order = "decrease" if spec._first_is_fastest else "increase"
+            wanted_text = f"aligned memory and strides that do not {order}"
         else:
             wanted_text = f"aligned memory and sample strides {spec._array_strides}"
         raise ArrayError(
@@ -537,8 +613,9 @@ def _strides_fit(array: npt.NDArray[Any], spec: ArraySpec, lead: int, any_stride
         if step <= 0 or step * 8 % spec.bits:
             return False
     shape, strides = array.shape[lead:], array.strides[lead:]
-    if any_strides and spec.bits >= 8:
-        return _expressible(shape, strides, array.itemsize)
+    if any_strides and spec._has_strides:
+        flip = -1 if spec._first_is_fastest else 1
+        return expressible(shape[::flip], strides[::flip], array.itemsize)
     return all(
         extent == 1 or have == want
         for extent, have, want in zip(shape, strides, spec._array_strides, strict=True)

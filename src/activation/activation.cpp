@@ -508,6 +508,10 @@ int Fused::read(const BNNSActivation& activation, const char* argument, Fused* f
   return 0;
 }
 
+bool Fused::is_elementwise() const {
+  return function_ != BNNSActivationFunctionSoftmax && function_ != BNNSActivationFunctionLogSoftmax;
+}
+
 void Fused::forward(float* row, size_t n) const {
   if (!is_identity()) forward_(row, row, n, alpha_, beta_);
 }

@@ -107,6 +107,7 @@ class Fused {
   // Refuses unknown functions and those that cannot be fused (integer, Gumbel). Returns 0 or -1.
   static int read(const BNNSActivation& activation, const char* argument, Fused* fused);
   bool is_identity() const { return function_ == BNNSActivationFunctionIdentity; }
+  bool is_elementwise() const;                                // a row may be done in parts: all but the softmax family
   void forward(float* row, size_t n) const;                   // in place; softmax family over the row
   int check_backward() const;                                 // 0, or -1 with a sentence: not differentiable from y
   bool depends_on_values() const;                             // some y are ambiguous

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/status.h"
+#include "openbnns/openbnns.h"
 
 namespace obn {
 
@@ -19,6 +20,12 @@ BNNSNDArrayDescriptor Filter::pointer(BNNSPointerSpecifier) {
   fail("filter: only activation filters have alpha and beta; got a %s filter", kind_);
   return BNNSNDArrayDescriptor{};
 }
+
+int Filter::set_winograd(int) {
+  return fail("filter: only convolution filters choose between algorithms; got a %s filter", kind_);
+}
+
+size_t Filter::work_bytes(size_t) const { return 0; }
 
 // ---- handles ----
 
@@ -178,6 +185,16 @@ int BNNSFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const voi
 BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier target) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->pointer(target) : BNNSNDArrayDescriptor{};
+}
+
+int obn_filter_set_winograd(BNNSFilter filter, int on) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->set_winograd(on) : -1;
+}
+
+size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->work_bytes(batch_size) : SIZE_MAX;
 }
 
 void BNNSFilterDestroy(BNNSFilter filter) {

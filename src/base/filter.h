@@ -39,6 +39,8 @@ class Filter {
   virtual int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride);
   virtual int apply_backward(const Backward& arguments);
   virtual BNNSNDArrayDescriptor pointer(BNNSPointerSpecifier target);  // data NULL on failure
+  virtual int set_winograd(int on);                // 0 or 1; -1: as the library says
+  virtual size_t work_bytes(size_t batch) const;   // what a call asks workspace() for, at most
 
  private:
   const char* kind_;

@@ -45,15 +45,11 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateConvolutionLayer",
-    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
-    "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
@@ -63,7 +59,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
     "BNNSFilterCreateLayerTensorContraction",
-    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFusedFilterApplyBackwardBatch",
     "BNNSFusedFilterApplyBackwardMultiInputBatch",
     "BNNSFusedFilterApplyBatch",
@@ -116,8 +111,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSLossFilterApplyBatch",
     "BNNSMatMul",
     "BNNSMatMulWorkspaceSize",
-    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
-    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
     "BNNSNormalizationFilterApplyBackwardBatch",
@@ -145,12 +138,19 @@ constexpr std::string_view built[] = {
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterCreateConvolutionLayer",
+    "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerConvolution",
+    "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
+    "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
     "BNNSGetPointer",
+    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
+    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
@@ -191,40 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// convolution
-
-BNNSFilter BNNSFilterCreateLayerConvolution(const BNNSLayerParametersConvolution*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerConvolution");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateLayerTransposedConvolution(const BNNSLayerParametersConvolution*,
-                                                      const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerTransposedConvolution");
-  return nullptr;
-}
-
-// fully connected
-
-BNNSFilter BNNSFilterCreateLayerFullyConnected(const BNNSLayerParametersFullyConnected*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerFullyConnected");
-  return nullptr;
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                               const BNNSSparsityParameters*, size_t, void*, size_t,
-                                               const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCOO");
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCSR(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               BNNSNDArrayDescriptor*, const BNNSSparsityParameters*, size_t, void*,
-                                               size_t, const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCSR");
 }
 
 // loss
@@ -595,20 +561,6 @@ int BNNSNearestNeighborsGetInfo(BNNSNearestNeighbors, int, int*, void*) {
 }
 
 void BNNSDestroyNearestNeighbors(BNNSNearestNeighbors) { not_implemented("BNNSDestroyNearestNeighbors"); }
-
-// legacy
-
-BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor*, const BNNSImageStackDescriptor*,
-                                            const BNNSConvolutionLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateConvolutionLayer");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor*, const BNNSVectorDescriptor*,
-                                               const BNNSFullyConnectedLayerParameters*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateFullyConnectedLayer");
-  return nullptr;
-}
 
 // graph
 

@@ -1,15 +1,240 @@
-#include "convolution/convolution.h"
+// Depthwise convolution, the desk: plans the stage and its taps, cuts a call into pieces.
+#include "convolution/depthwise.h"
+
+#include <algorithm>
+
+#include "base/pool.h"
+
+namespace obn::portable::convolution::depthwise {
+extern const obn::convolution::depthwise::Kernels kernels;
+}
+#if defined(OBN_X86)
+namespace obn::avx2::convolution::depthwise {
+extern const obn::convolution::depthwise::Kernels kernels;
+}
+namespace obn::avx512::convolution::depthwise {
+extern const obn::convolution::depthwise::Kernels kernels;
+}
+#endif
 
 namespace obn::convolution {
+namespace depthwise {
+
+#if defined(OBN_X86)
+constinit const Targets<Kernels> targets = {&portable::convolution::depthwise::kernels,
+                                            &avx2::convolution::depthwise::kernels,
+                                            &avx512::convolution::depthwise::kernels, nullptr};
+#else
+constinit const Targets<Kernels> targets = {&portable::convolution::depthwise::kernels, nullptr, nullptr, nullptr};
+#endif
+
 namespace {
 
-bool never(const Problem&) { return false; }
-size_t nothing(const Problem&) { return 0; }
+constexpr size_t kStageFloats = size_t{1} << 12;     // aimed at: half of a small first-level cache
+constexpr size_t kMostStageFloats = size_t{1} << 18;  // never more: 1 MiB
+constexpr size_t kLeastRows = 8;                     // of a band, unless the stage grows too large
+constexpr size_t kPieceValues = size_t{1} << 15;     // read and written by one piece: some 10 us
+constexpr size_t kSegmentValues = size_t{1} << 16;   // of one channel, summed in one go: bounds the rounding error
+constexpr size_t kLeastPieces = 16;                  // of the weight gradient
+constexpr size_t kMostSums = size_t{1} << 14;        // m·kh·kw: the weight gradient keeps a vector of each in scratch
+
+// The stage for `band` rows. False when it grows too large.
+bool lay_out(const Problem& s, bool is_gradient, size_t band, Plan* plan) {
+  const size_t residues_x = is_gradient ? 1 : as_size(s.x.stride), residues_y = is_gradient ? 1 : as_size(s.y.stride);
+  const size_t columns = is_gradient ? std::max(as_size(s.x.out), places_of(s.x)) + largest_shift(s.x)
+                                     : std::max(as_size(s.x.out) + largest_shift(s.x), places_of(s.x));
+  plan->pitch = round_up(columns) + (residues_x > 1 ? kPad : 0);  // split rows spill zeros behind them
+  plan->line = plan->pitch * residues_x;
+  plan->stage_rows = band + largest_shift(s.y);
+  plan->stage_left = is_gradient ? largest_shift(s.x) : as_size(s.x.before / s.x.stride);
+  plan->stage_up = is_gradient ? largest_shift(s.y) : as_size(s.y.before);
+  plan->stage_floats = residues_y * plan->stage_rows * plan->line + 3 * kPad;  // spilled, and for its alignment
+  plan->band = band;
+  return plan->stage_floats <= kMostStageFloats;
+}
+
+// Kernel rows of one residue, or of all, in chains of neighbouring stage rows. Returns how many.
+size_t make_chains(const Axis& y, const Plan& plan, bool is_gradient, size_t residue, Chain* chains) {
+  size_t count = 0;
+  const size_t kernel = as_size(y.kernel);
+  for (size_t i = 0; i < kernel; ++i) {
+    const size_t ky = is_gradient ? kernel - 1 - i : i;  // rows of the stage ascend
+    if (residue_of(y, ky) != residue) continue;
+    const size_t row = is_gradient ? plan.stage_up - shift_of(y, ky) : residue * plan.stage_rows + shift_of(y, ky);
+    Chain* last = chains + count - 1;
+    if (count == 0 || last->count == kChain || last->row + last->count != static_cast<int>(row)) {
+      last = chains + count++;
+      last->row = static_cast<uint16_t>(row);
+      last->count = 0;
+    }
+    last->ky[last->count++] = static_cast<uint8_t>(ky);
+  }
+  return count;
+}
+
+void plan_bands(const Problem& s, bool is_gradient, Plan* plan) {
+  plan->rows = is_gradient ? places_of(s.y) : as_size(s.y.out);
+  lay_out(s, is_gradient, 1, plan);
+  const size_t row = plan->line * (is_gradient ? 1 : as_size(s.y.stride));
+  const size_t aim = kStageFloats / row > largest_shift(s.y) ? kStageFloats / row - largest_shift(s.y) : 0;
+  const size_t band = std::min(std::max(aim, kLeastRows), plan->rows);
+  plan->bands = (plan->rows + band - 1) / band;
+  if (!lay_out(s, is_gradient, (plan->rows + plan->bands - 1) / plan->bands, plan)) {
+    lay_out(s, is_gradient, 1, plan);
+    plan->bands = plan->rows;
+  }
+}
+
+void plan_problem(const Problem& s, Plan* plan) {
+  plan->problem = s;
+  plan->multiplier = s.out_channels / s.in_channels;
+  plan->taps = as_size(s.x.kernel * s.y.kernel);
+}
+
+void plan_forward(const Problem& s, Plan* plan) {
+  plan_problem(s, plan);
+  plan_bands(s, false, plan);
+  plan->chain_count = 0;
+  for (size_t r = 0; r < as_size(s.y.stride); ++r)
+    plan->chain_count += make_chains(s.y, *plan, false, r, plan->chains + plan->chain_count);
+  const size_t kw = as_size(s.x.kernel);
+  size_t count = 0;
+  for (size_t kx = 0; kx < kw; ++kx) {
+    plan->column[kx] = static_cast<uint32_t>(residue_of(s.x, kx) * plan->pitch + shift_of(s.x, kx));
+    for (size_t i = 0; i < plan->chain_count; ++i) {
+      const Chain& chain = plan->chains[i];
+      Group& group = plan->groups[count++];
+      group.at = static_cast<uint32_t>(chain.row * plan->line + plan->column[kx]);
+      group.count = chain.count;
+      for (size_t k = 0; k < chain.count; ++k) group.tap[k] = static_cast<uint8_t>(chain.ky[k] * kw + kx);
+    }
+  }
+  plan->begin[0] = 0;
+  plan->begin[1] = static_cast<uint16_t>(count);
+}
+
+void plan_input_gradient(const Problem& s, Plan* plan) {
+  plan_problem(s, plan);
+  plan_bands(s, true, plan);
+  const size_t kw = as_size(s.x.kernel), sx = as_size(s.x.stride);
+  size_t count = 0;
+  for (size_t ry = 0; ry < as_size(s.y.stride); ++ry) {
+    plan->chain_count = make_chains(s.y, *plan, true, ry, plan->chains);
+    for (size_t rx = 0; rx < sx; ++rx) {
+      plan->begin[ry * sx + rx] = static_cast<uint16_t>(count);
+      for (size_t kx = 0; kx < kw; ++kx) {
+        if (residue_of(s.x, kx) != rx) continue;
+        for (size_t i = 0; i < plan->chain_count; ++i) {
+          const Chain& chain = plan->chains[i];
+          Group& group = plan->groups[count++];
+          group.at = static_cast<uint32_t>(chain.row * plan->line + plan->stage_left - shift_of(s.x, kx));
+          group.count = chain.count;
+          for (size_t k = 0; k < chain.count; ++k) group.tap[k] = static_cast<uint8_t>(chain.ky[k] * kw + kx);
+        }
+      }
+    }
+  }
+  plan->begin[as_size(s.x.stride * s.y.stride)] = static_cast<uint16_t>(count);
+}
+
+// Enough parts for all threads, and none so long that its float32 sums grow inaccurate.
+size_t segments_of(const Problem& s) {
+  const size_t values = as_size(s.x.out * s.y.out);
+  const size_t for_accuracy = (s.batch * values + kSegmentValues - 1) / kSegmentValues;
+  const size_t for_threads = (kLeastPieces + s.in_channels - 1) / s.in_channels;
+  return std::clamp(std::max(for_accuracy, for_threads), size_t{1}, s.batch);
+}
+
+// Calls body(first, count) for pieces of `units` units of `values` values each.
+template <class Body>
+void by_units(size_t units, size_t values, size_t threads, const Body& body) {
+  const size_t per_piece = std::max(kPieceValues / values, size_t{1});
+  parallel((units + per_piece - 1) / per_piece, threads,
+           [&](size_t i) { body(i * per_piece, std::min(per_piece, units - i * per_piece)); });
+}
+
+size_t plane_values(const Problem& s) { return as_size(s.x.in * s.y.in + s.x.out * s.y.out); }
 
 }  // namespace
 
-constinit const ForwardAlgorithm depthwise_forward = {"depthwise", never, nothing, nullptr};
-constinit const InputGradientAlgorithm depthwise_input_gradient = {"depthwise", never, nothing, nullptr};
-constinit const WeightGradientAlgorithm depthwise_weight_gradient = {"depthwise", never, nothing, nullptr};
+bool fits(const Problem& s) {
+  if (s.groups != s.in_channels || s.out_channels % s.in_channels != 0) return false;
+  if (s.in_channels == 1 && s.out_channels > 1) return false;  // an ordinary convolution of one channel
+  constexpr int64_t kLimit = 1 << 15;
+  for (const Axis* axis : {&s.x, &s.y}) {
+    if (axis->in < 1 || axis->out < 1 || axis->kernel < 1 || axis->before < 0) return false;
+    if (axis->in > kLimit || axis->out > kLimit || axis->before > kLimit || axis->dilation > kLimit) return false;
+    if (axis->kernel > int64_t{kMostTaps} || axis->stride > int64_t{kMostPhases}) return false;
+  }
+  if (s.x.kernel * s.y.kernel > int64_t{kMostTaps} || s.x.stride * s.y.stride > int64_t{kMostPhases}) return false;
+  if (s.out_channels / s.in_channels > kMostSums / as_size(s.x.kernel * s.y.kernel)) return false;
+  Plan plan;
+  return lay_out(s, false, 1, &plan) && lay_out(s, true, 1, &plan);
+}
+
+size_t work_bytes(const Problem& s) {
+  return segments_of(s) * s.out_channels * as_size(s.x.kernel * s.y.kernel) * sizeof(float);
+}
+
+void forward(const Kernels& kernels, const Problem& s, const Forward& call, size_t threads) {
+  Plan plan;
+  plan_forward(s, &plan);
+  by_units(s.batch * s.in_channels * plan.bands, plane_values(s) * plan.multiplier / plan.bands, threads,
+           [&](size_t first, size_t count) { kernels.forward(plan, call, first, count, scratch()); });
+}
+
+void input_gradient(const Kernels& kernels, const Problem& s, const InputGradient& call, size_t threads) {
+  Plan plan;
+  plan_input_gradient(s, &plan);
+  by_units(s.batch * s.in_channels * plan.bands, plane_values(s) * plan.multiplier / plan.bands, threads,
+           [&](size_t first, size_t count) { kernels.input_gradient(plan, call, first, count, scratch()); });
+}
+
+void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
+                     std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  plan.segments = segments_of(s);
+  const size_t segments = plan.segments, per_channel = plan.multiplier * plan.taps, all = s.in_channels * per_channel;
+  float* sums = reinterpret_cast<float*>(work);  // (segments, O, kh, kw)
+  by_units(s.in_channels * segments, plane_values(s) * plan.multiplier * s.batch / segments, threads,
+           [&](size_t first, size_t count) {
+             for (size_t i = first; i < first + count; ++i) {
+               const size_t c = i / segments, part = i % segments;
+               const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
+               kernels.weight_gradient(plan, call, c, from, to - from, sums + part * all + c * per_channel,
+                                       scratch());
+             }
+           });
+  for (size_t i = 0; i < all; ++i) {
+    double total = call.accumulate ? call.dw[i] : 0.0;
+    for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];
+    call.dw[i] = static_cast<float>(total);
+  }
+}
+
+}  // namespace depthwise
+
+namespace {
+
+size_t nothing(const Problem&) { return 0; }
+
+void forward(const Problem& s, const Forward& call, size_t threads, std::byte*) {
+  depthwise::forward(depthwise::targets.best(), s, call, threads);
+}
+void input_gradient(const Problem& s, const InputGradient& call, size_t threads, std::byte*) {
+  depthwise::input_gradient(depthwise::targets.best(), s, call, threads);
+}
+void weight_gradient(const Problem& s, const WeightGradient& call, size_t threads, std::byte* work) {
+  depthwise::weight_gradient(depthwise::targets.best(), s, call, threads, work);
+}
+
+}  // namespace
+
+constinit const ForwardAlgorithm depthwise_forward = {"depthwise", depthwise::fits, nothing, forward};
+constinit const InputGradientAlgorithm depthwise_input_gradient = {"depthwise", depthwise::fits, nothing,
+                                                                   input_gradient};
+constinit const WeightGradientAlgorithm depthwise_weight_gradient = {"depthwise", depthwise::fits,
+                                                                     depthwise::work_bytes, weight_gradient};
 
 }  // namespace obn::convolution

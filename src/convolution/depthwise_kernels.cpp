@@ -1,1 +1,382 @@
-#include "simd/tile.h"
+// Depthwise convolution, the bench: compiled once per target. Assumes a checked call and a plan that fits. Letters and
+// the stage as in depthwise.h.
+#include "convolution/depthwise.h"
+
+#include "convolution/rows.h"
+
+namespace obn::OBN_TARGET::convolution::depthwise {
+
+using obn::convolution::Forward;
+using obn::convolution::InputGradient;
+using obn::convolution::Places;
+using obn::convolution::places_inside;
+using obn::convolution::Problem;
+using obn::convolution::WeightGradient;
+using obn::convolution::depthwise::Chain;
+using obn::convolution::depthwise::Group;
+using obn::convolution::depthwise::kChain;
+using obn::convolution::depthwise::Kernels;
+using obn::convolution::depthwise::Plan;
+
+namespace {
+
+constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
+constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
+constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
+
+// ---- the stage ----
+
+// The stage begins where column 0 of the image, the first one after `left` zeros, is aligned: whole vectors are written
+// there.
+OBN_INLINE float* begin_stage(const Plan& plan, float* memory) {
+  float* stage = memory + (round_up(plan.stage_left) - plan.stage_left);
+  fill_zeros(memory, plan.stage_floats);
+  return stage;
+}
+
+// `rows` rows of x, `step` values apart, into their column residues, one line each.
+void split_rows(const Plan& plan, const float* x, size_t step, size_t rows, float* line) {
+  const Axis& axis = plan.problem.x;
+  const size_t n = as_size(axis.in), left = as_size(axis.before), stride = as_size(axis.stride);
+  if (stride == 1) {
+    for (size_t i = 0; i < rows; ++i) copy_row(x + i * step, n, line + i * plan.line + left);
+  } else if (stride == 2) {
+    float* even = line + left % 2 * plan.pitch + left / 2;
+    float* odd = line + (left + 1) % 2 * plan.pitch + (left + 1) / 2;
+    for (size_t i = 0; i < rows; ++i) copy_pairs(x + i * step, n, even + i * plan.line, odd + i * plan.line);
+  } else {
+    for (size_t i = 0; i < rows; ++i) {
+      for (size_t r = 0; r < stride; ++r) {
+        const size_t first = (r + stride - left % stride) % stride;  // first column of residue r
+        float* to = line + i * plan.line + r * plan.pitch + (first + left) / stride;
+        for (size_t u = first; u < n; u += stride) *to++ = x[i * step + u];
+      }
+    }
+  }
+}
+
+// The rows of x under rows [from, from + count) of y. What is never written here is zero: begin_stage cleared it.
+void stage_input(const Plan& plan, const float* x, size_t x_row, size_t from, size_t count, float* stage) {
+  const Axis& y = plan.problem.y;
+  const size_t rows = plan.stage_rows - plan.band + count, stride = as_size(y.stride);
+  for (size_t r = 0; r < stride; ++r) {
+    float* line = stage + r * plan.stage_rows * plan.line;
+    const Places inside = places_inside(y, r);
+    const size_t first = least(most(inside.first, from) - from, rows);
+    const size_t end = least(most(inside.end, from + first) - from, rows);
+    fill_zeros(line, first * plan.line);
+    if (first < end)
+      split_rows(plan, x + (stride * (from + first) + r - as_size(y.before)) * x_row, stride * x_row, end - first,
+                 line + first * plan.line);
+    fill_zeros(line + end * plan.line, (rows - end) * plan.line);
+  }
+}
+
+// The rows of dz that places [from, from + count) gather.
+void stage_gradient(const Plan& plan, const float* dz, size_t dz_row, size_t from, size_t count, float* stage) {
+  const size_t rows = plan.stage_rows - plan.band + count, n = as_size(plan.problem.x.out);
+  const size_t first = least(plan.stage_up > from ? plan.stage_up - from : 0, rows);
+  const size_t bottom = as_size(plan.problem.y.out) + plan.stage_up;  // stage row behind dz, were from 0
+  const size_t end = least(most(bottom, from + first) - from, rows);
+  fill_zeros(stage, first * plan.line);
+  for (size_t i = first; i < end; ++i)
+    copy_row(dz + (from + i - plan.stage_up) * dz_row, n, stage + i * plan.line + plan.stage_left);
+  fill_zeros(stage + end * plan.line, (rows - end) * plan.line);
+}
+
+// ---- sums over taps ----
+
+// y(r, q) = start + Σ w(tap) · x(at + r·line + q), or y += …
+struct Sum {
+  const float* x;
+  size_t line;
+  const Group* groups;
+  size_t count;
+  const float* w;
+  float* y;
+  size_t y_row;
+  size_t columns;
+  float start;
+  bool accumulate;
+};
+
+template <size_t kRows, size_t kTaps>
+OBN_INLINE void add_group(F (&sums)[kRows], const Group& group, const float* w, const float* x, size_t line) {
+  F tap[kTaps];
+#pragma GCC unroll 3
+  for (size_t k = 0; k < kTaps; ++k) tap[k] = splat(w[group.tap[k]]);
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows + kTaps - 1; ++i, x = held(x + line)) {
+    const F v = held(load(x));
+#pragma GCC unroll 3
+    for (size_t k = 0; k < kTaps; ++k)
+      if (i >= k && i - k < kRows) sums[i - k] += tap[k] * v;
+  }
+}
+
+template <size_t kRows>
+OBN_INLINE void add_groups(F (&sums)[kRows], const Sum& s, size_t q) {
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) sums[r] = splat(s.start);
+  for (size_t g = 0; g < s.count; ++g) {
+    const Group& group = s.groups[g];
+    const float* x = s.x + group.at + q;
+    if (group.count == 3) {
+      add_group<kRows, 3>(sums, group, s.w, x, s.line);
+    } else if (group.count == 2) {
+      add_group<kRows, 2>(sums, group, s.w, x, s.line);
+    } else {
+      add_group<kRows, 1>(sums, group, s.w, x, s.line);
+    }
+  }
+}
+
+template <size_t kRows>
+void sum_rows(const Sum& s) {
+  F sums[kRows];
+  size_t q = 0;
+  for (; q + kLanes <= s.columns; q += kLanes) {
+    add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+      float* y = s.y + r * s.y_row + q;
+      store(y, s.accumulate ? load(y) + sums[r] : sums[r]);
+    }
+  }
+  if (q == s.columns) return;
+  if (kLanes < 16 && s.columns > kLanes && !s.accumulate) {
+    // Where part of a vector is expensive to store, some columns are done twice instead.
+    q = s.columns - kLanes;
+    add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) store(s.y + r * s.y_row + q, sums[r]);
+    return;
+  }
+  const size_t rest = s.columns - q;
+  add_groups<kRows>(sums, s, q);
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+    float* y = s.y + r * s.y_row + q;
+    store_first(y, s.accumulate ? load_first(y, rest) + sums[r] : sums[r], rest);
+  }
+}
+
+using SumRows = void (*)(const Sum&);
+constexpr SumRows kSumRows[kRowsAtOnce + 1] = {nullptr,     sum_rows<1>, sum_rows<2>, sum_rows<3>, sum_rows<4>,
+                                               sum_rows<5>, sum_rows<6>, sum_rows<7>, sum_rows<8>};
+
+// `rows` rows, in blocks that come out even.
+void sum_all_rows(Sum s, size_t rows) {
+  size_t blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  for (; blocks > 0; --blocks) {
+    const size_t now = (rows + blocks - 1) / blocks;
+    kSumRows[now](s);
+    s.x += now * s.line;
+    s.y += now * s.y_row;
+    rows -= now;
+  }
+}
+
+// ---- forward ----
+
+void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t columns = as_size(s.x.out);
+  float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
+    const size_t from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    stage_input(plan, f.x.data + n * f.x.sample + c * f.x.plane, f.x.row, from, rows, stage);
+    for (size_t o = c * plan.multiplier; o < (c + 1) * plan.multiplier; ++o) {
+      float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
+      const float start = f.bias ? f.bias[o] : 0.0f;
+      sum_all_rows({stage, plan.line, plan.groups, plan.begin[1], f.w + o * plan.taps, y, f.y.row, columns, start,
+                    false}, rows);
+      activate(f.activation, y, f.y.row, rows, columns);
+    }
+  }
+}
+
+// ---- dx ----
+
+// Rows of dx at places [from, from + rows) of residue ry, from one staged plane of dz.
+void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry, size_t from, size_t rows, float start,
+                 bool accumulate, float* dx, size_t dx_row, float* lines) {
+  const Problem& s = plan.problem;
+  const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
+  const Places y = places_inside(s.y, ry);
+  const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
+  if (first >= end) return;
+  dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
+  stage += (first - from) * plan.line;
+  if (sx == 1) {
+    const size_t phase = ry;
+    const Group* groups = plan.groups + plan.begin[phase];
+    return sum_all_rows({stage + left, plan.line, groups, size_t{plan.begin[phase + 1]} - plan.begin[phase], w, dx,
+                         sy * dx_row, n, start, accumulate}, end - first);
+  }
+  const size_t pitch = round_up(n / sx + 1) + kPad;  // of lines (kRowsAtOnce, sx, pitch)
+  for (size_t row = first; row < end; row += kRowsAtOnce) {
+    const size_t now = least(kRowsAtOnce, end - row);
+    for (size_t i = 0; i < sx; ++i) {  // column u = i, i + sx, …
+      const size_t rx = (left + i) % sx, phase = ry * sx + rx;
+      const Group* groups = plan.groups + plan.begin[phase];
+      kSumRows[now]({stage + (left + i) / sx, plan.line, groups, size_t{plan.begin[phase + 1]} - plan.begin[phase], w,
+                     lines + i * pitch, sx * pitch, n > i ? (n - i + sx - 1) / sx : 0, start, false});
+    }
+    for (size_t r = 0; r < now; ++r)
+      join_row(lines + r * sx * pitch, pitch, sx, n, accumulate, dx + r * sy * dx_row);
+    stage += now * plan.line;
+    dx += now * sy * dx_row;
+  }
+}
+
+void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
+  float* lines = reinterpret_cast<float*>(work) + round_up(plan.stage_floats);
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
+    const size_t from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane;
+    for (size_t j = 0; j < plan.multiplier; ++j) {
+      const size_t o = c * plan.multiplier + j;
+      stage_gradient(plan, g.dz.data + n * g.dz.sample + o * g.dz.plane, g.dz.row, from, rows, stage);
+      const float start = g.bias && j == 0 ? g.bias[c] : 0.0f;
+      for (size_t ry = 0; ry < as_size(s.y.stride); ++ry)
+        gather_rows(plan, stage, g.w + o * plan.taps, ry, from, rows, start, g.accumulate || j > 0, dx, g.dx.row,
+                    lines);
+    }
+    const size_t sy = as_size(s.y.stride), up = as_size(s.y.before), end = sy * (from + rows);
+    const size_t top = sy * from > up ? sy * from - up : 0, bottom = end > up ? least(end - up, as_size(s.y.in)) : 0;
+    if (top < bottom) activate(g.activation, dx + top * g.dx.row, g.dx.row, bottom - top, as_size(s.x.in));
+  }
+}
+
+// ---- dw ----
+
+// A chain of kernel rows, some kernel columns of it, and one plane of dz: sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
+struct Products {
+  const float* x;      // first row of the chain, column 0
+  size_t line;
+  const uint32_t* at;  // of the kernel columns
+  const float* dz;
+  size_t dz_row;
+  size_t rows;
+  size_t columns;
+  F* sums;             // of tap (i, k): sums[tap(i) + k]
+  const uint8_t* ky;
+  size_t kw;
+};
+
+template <size_t kTall, size_t kWide, size_t kRows, bool kPart>
+OBN_INLINE void add_products(F (&sums)[kTall][kWide], const Products& s, size_t p, size_t q, Keep keep) {
+  F d[kRows];
+  const float* dz = s.dz + p * s.dz_row + q;
+#pragma GCC unroll 4
+  for (size_t r = 0; r < kRows; ++r, dz = held(dz + s.dz_row)) d[r] = kPart ? load_kept(dz, keep) : load(dz);
+  const float* x = s.x + p * s.line + q;
+#pragma GCC unroll 8
+  for (size_t i = 0; i < kRows + kTall - 1; ++i, x = held(x + s.line)) {
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) {
+      const F v = held(kPart ? load_kept(x + s.at[k], keep) : load(x + s.at[k]));
+#pragma GCC unroll 4
+      for (size_t t = 0; t < kTall; ++t)
+        if (i >= t && i - t < kRows) sums[t][k] += d[i - t] * v;
+    }
+  }
+}
+
+template <size_t kTall, size_t kWide, bool kPart>
+OBN_INLINE void add_strip(F (&sums)[kTall][kWide], const Products& s, size_t q, Keep keep) {
+  size_t p = 0;
+  for (; p + kGradientRows <= s.rows; p += kGradientRows)
+    add_products<kTall, kWide, kGradientRows, kPart>(sums, s, p, q, keep);
+  for (; p < s.rows; ++p) add_products<kTall, kWide, 1, kPart>(sums, s, p, q, keep);
+}
+
+// Lanes outside the row are zeros on both sides, so that nothing that lies there can reach a sum.
+template <size_t kTall, size_t kWide>
+void multiply(const Products& s) {
+  F sums[kTall][kWide];
+#pragma GCC unroll 4
+  for (size_t t = 0; t < kTall; ++t)
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) sums[t][k] = s.sums[s.ky[t] * s.kw + k];
+  size_t q = 0;
+  for (; q + kLanes <= s.columns; q += kLanes) add_strip<kTall, kWide, false>(sums, s, q, Keep{});
+  if (q < s.columns) {
+    // The last whole vector; where a mask keeps loads inside, or rows were widened, the next one.
+    const size_t last = kLanes < 16 && s.columns > kLanes ? s.columns - kLanes : q;
+    add_strip<kTall, kWide, true>(sums, s, last, keep_lanes(q - last, s.columns - last));
+  }
+#pragma GCC unroll 4
+  for (size_t t = 0; t < kTall; ++t)
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kWide; ++k) s.sums[s.ky[t] * s.kw + k] = sums[t][k];
+}
+
+using Multiply = void (*)(const Products&);
+constexpr Multiply kMultiply[kChain][kColumnsAtOnce] = {{multiply<1, 1>, multiply<1, 2>, multiply<1, 3>},
+                                                        {multiply<2, 1>, multiply<2, 2>, multiply<2, 3>},
+                                                        {multiply<3, 1>, multiply<3, 2>, multiply<3, 3>}};
+
+// Rows narrower than a vector, where loading part of one is expensive: they are copied to rows of kLanes values.
+const float* widen(const float* dz, size_t dz_row, size_t rows, size_t columns, float* to) {
+  for (size_t r = 0; r < rows; ++r) store(to + r * kLanes, load_first(dz + r * dz_row, columns));
+  return to;
+}
+
+void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t first, size_t count, float* dw,
+                     std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t kw = as_size(s.x.kernel), columns = as_size(s.x.out), all = plan.multiplier * plan.taps;
+  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors, and some more
+  float* memory = reinterpret_cast<float*>(work) + (all + kPad) * kPad;
+  float* stage = begin_stage(plan, memory);
+  float* wide = memory + round_up(plan.stage_floats);  // (band, kLanes)
+  const bool widens = kLanes < 16 && columns < kLanes;
+  for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
+  for (size_t n = first; n < first + count; ++n) {
+    for (size_t from = 0; from < plan.rows; from += plan.band) {
+      const size_t rows = least(plan.band, plan.rows - from);
+      stage_input(plan, g.x.data + n * g.x.sample + channel * g.x.plane, g.x.row, from, rows, stage);
+      for (size_t j = 0; j < plan.multiplier; ++j) {
+        const size_t o = channel * plan.multiplier + j;
+        const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane + from * g.dz.row;
+        const float* wide_dz = widens ? widen(dz, g.dz.row, rows, columns, wide) : dz;
+        for (size_t i = 0; i < plan.chain_count; ++i) {
+          const Chain& chain = plan.chains[i];
+          for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
+            const size_t now = least(kColumnsAtOnce, kw - kx);
+            kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, wide_dz,
+                                                 widens ? kLanes : g.dz.row, rows, columns,
+                                                 sums + j * plan.taps + kx, chain.ky, kw});
+          }
+        }
+      }
+    }
+  }
+  for (size_t i = 0; i < all; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (all - i >= kLanes) {
+      store(dw + i, totals);
+    } else {
+      store_first(dw + i, totals, all - i);
+    }
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {forward, input_gradient, weight_gradient};
+
+}  // namespace obn::OBN_TARGET::convolution::depthwise

@@ -1,15 +1,191 @@
-#include "convolution/convolution.h"
+// Convolution of few input channels, the desk: plans the stage and its taps, cuts a call into pieces.
+#include "convolution/narrow.h"
+
+#include <algorithm>
+
+#include "base/pool.h"
+
+namespace obn::portable::convolution::narrow {
+extern const obn::convolution::narrow::Kernels kernels;
+}
+#if defined(OBN_X86)
+namespace obn::avx2::convolution::narrow {
+extern const obn::convolution::narrow::Kernels kernels;
+}
+namespace obn::avx512::convolution::narrow {
+extern const obn::convolution::narrow::Kernels kernels;
+}
+#endif
 
 namespace obn::convolution {
+namespace narrow {
+
+#if defined(OBN_X86)
+constinit const Targets<Kernels> targets = {&portable::convolution::narrow::kernels,
+                                            &avx2::convolution::narrow::kernels,
+                                            &avx512::convolution::narrow::kernels, nullptr};
+#else
+constinit const Targets<Kernels> targets = {&portable::convolution::narrow::kernels, nullptr, nullptr, nullptr};
+#endif
+
 namespace {
 
-bool never(const Problem&) { return false; }
-size_t nothing(const Problem&) { return 0; }
+constexpr size_t kMostChannels = 4;                   // C
+constexpr size_t kStageFloats = size_t{1} << 12;      // aimed at: half of a small first-level cache
+constexpr size_t kGradientFloats = size_t{1} << 14;   // the same for g, which is written and read once: second level
+constexpr size_t kMostStageFloats = size_t{1} << 18;  // never more: 1 MiB
+constexpr size_t kLeastRows = 4;                      // of a band, unless the stage grows too large
+constexpr size_t kMostSums = size_t{1} << 14;         // O·T: dw keeps a vector of each in scratch
+constexpr size_t kPieceValues = size_t{1} << 15;      // of y or dz in one piece: some 10 us
+constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in one go: bounds the rounding error
+constexpr size_t kLeastSegments = 16;
+
+// The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
+bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
+  plan->band = band;
+  plan->stage_rows = band + largest_shift(s.y);
+  plan->copy = as_size(s.y.stride) * plan->stage_rows * as_size(s.x.out);
+  plan->stage_floats = s.in_channels * as_size(s.x.kernel) * plan->copy + 2 * kPad;
+  return plan->stage_floats <= kMostStageFloats;
+}
+bool lay_out_gradient(const Problem& s, size_t band, Plan* plan) {
+  plan->band = band;
+  plan->gradient = round_up((band + largest_shift(s.y)) * as_size(s.x.out) + kPad);
+  plan->stage_floats = s.in_channels * as_size(s.x.kernel * s.y.kernel) * plan->gradient + 2 * kPad;
+  return plan->stage_floats <= kMostStageFloats;
+}
+
+// As many rows as `aim` values hold, where every row takes row_values; bands come out even.
+void plan_bands(const Problem& s, size_t rows, size_t aim, size_t row_values,
+                bool (*lay_out)(const Problem&, size_t, Plan*), Plan* plan) {
+  const size_t shift = largest_shift(s.y), room = aim / row_values;
+  const size_t band = std::min(std::max(room > shift ? room - shift : 0, kLeastRows), rows);
+  plan->rows = rows;
+  plan->bands = (rows + band - 1) / band;
+  if (!lay_out(s, (rows + plan->bands - 1) / plan->bands, plan)) {
+    lay_out(s, 1, plan);
+    plan->bands = rows;
+  }
+}
+
+void plan_forward(const Problem& s, Plan* plan) {
+  plan->problem = s;
+  plan->taps = s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  const size_t kw = as_size(s.x.kernel), kh = as_size(s.y.kernel), q = as_size(s.x.out);
+  plan_bands(s, as_size(s.y.out), kStageFloats, s.in_channels * kw * as_size(s.y.stride) * q, lay_out_stage, plan);
+  for (size_t t = 0; t < plan->taps; ++t) {
+    const size_t c = t / (kh * kw), ky = t / kw % kh, kx = t % kw;
+    const size_t row = residue_of(s.y, ky) * plan->stage_rows + shift_of(s.y, ky);
+    plan->at[t] = static_cast<uint32_t>((c * kw + kx) * plan->copy + row * q);
+  }
+}
+
+void plan_input_gradient(const Problem& s, Plan* plan) {
+  plan->problem = s;
+  plan->taps = s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  plan_bands(s, places_of(s.y), kGradientFloats, plan->taps * as_size(s.x.out), lay_out_gradient, plan);
+  for (size_t k = 0; k < as_size(s.x.kernel); ++k) {
+    plan->residue_x[k] = static_cast<uint8_t>(residue_of(s.x, k));
+    plan->shift_x[k] = static_cast<uint32_t>(shift_of(s.x, k));
+  }
+  for (size_t k = 0; k < as_size(s.y.kernel); ++k) {
+    plan->residue_y[k] = static_cast<uint8_t>(residue_of(s.y, k));
+    plan->shift_y[k] = static_cast<uint32_t>(shift_of(s.y, k));
+  }
+}
+
+// Enough parts for all threads, and none so long that its float32 sums grow inaccurate.
+size_t segments_of(const Problem& s) {
+  const size_t for_accuracy = (s.batch * as_size(s.x.out * s.y.out) + kSegmentValues - 1) / kSegmentValues;
+  return std::min(std::max(for_accuracy, kLeastSegments), s.batch);
+}
+
+// Calls body(first, count) for pieces of units of `values` values each.
+template <class Body>
+void by_units(size_t units, size_t values, size_t threads, const Body& body) {
+  const size_t per_piece = std::max(kPieceValues / values, size_t{1});
+  parallel((units + per_piece - 1) / per_piece, threads,
+           [&](size_t i) { body(i * per_piece, std::min(per_piece, units - i * per_piece)); });
+}
+
+// Values of one unit.
+size_t unit_values(const Problem& s, const Plan& plan) {
+  return std::max(s.out_channels * as_size(s.x.out * s.y.out) / plan.bands, size_t{1});
+}
 
 }  // namespace
 
-constinit const ForwardAlgorithm narrow_forward = {"narrow", never, nothing, nullptr};
-constinit const InputGradientAlgorithm narrow_input_gradient = {"narrow", never, nothing, nullptr};
-constinit const WeightGradientAlgorithm narrow_weight_gradient = {"narrow", never, nothing, nullptr};
+bool fits(const Problem& s) {
+  if (s.groups != 1 || s.in_channels > kMostChannels) return false;
+  constexpr int64_t kLimit = 1 << 15;
+  for (const Axis* axis : {&s.x, &s.y}) {
+    if (axis->in < 1 || axis->out < 1 || axis->kernel < 1 || axis->before < 0) return false;
+    if (axis->in > kLimit || axis->out > kLimit || axis->before > kLimit || axis->dilation > kLimit) return false;
+    if (axis->kernel > int64_t{kMostTaps} || axis->stride > int64_t{kMostTaps}) return false;
+  }
+  const size_t taps = s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  if (taps > kMostTaps || s.out_channels > kMostSums / taps) return false;
+  Plan plan;
+  return lay_out_stage(s, 1, &plan) && lay_out_gradient(s, 1, &plan);
+}
+
+size_t work_bytes(const Problem& s) {
+  return segments_of(s) * s.out_channels * s.in_channels * as_size(s.x.kernel * s.y.kernel) * sizeof(float);
+}
+
+void forward(const Kernels& kernels, const Problem& s, const Forward& call, size_t threads) {
+  Plan plan;
+  plan_forward(s, &plan);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.forward(plan, call, first, count, scratch()); });
+}
+
+void input_gradient(const Kernels& kernels, const Problem& s, const InputGradient& call, size_t threads) {
+  Plan plan;
+  plan_input_gradient(s, &plan);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.input_gradient(plan, call, first, count, scratch()); });
+}
+
+void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
+                     std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  plan.segments = segments_of(s);
+  const size_t segments = plan.segments, all = s.out_channels * plan.taps;
+  float* sums = reinterpret_cast<float*>(work);  // (segments, O, T)
+  parallel(segments, threads, [&](size_t part) {
+    const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
+    kernels.weight_gradient(plan, call, from, to - from, sums + part * all, scratch());
+  });
+  for (size_t i = 0; i < all; ++i) {
+    double total = call.accumulate ? call.dw[i] : 0.0;
+    for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];
+    call.dw[i] = static_cast<float>(total);
+  }
+}
+
+}  // namespace narrow
+
+namespace {
+
+size_t nothing(const Problem&) { return 0; }
+
+void forward(const Problem& s, const Forward& call, size_t threads, std::byte*) {
+  narrow::forward(narrow::targets.best(), s, call, threads);
+}
+void input_gradient(const Problem& s, const InputGradient& call, size_t threads, std::byte*) {
+  narrow::input_gradient(narrow::targets.best(), s, call, threads);
+}
+void weight_gradient(const Problem& s, const WeightGradient& call, size_t threads, std::byte* work) {
+  narrow::weight_gradient(narrow::targets.best(), s, call, threads, work);
+}
+
+}  // namespace
+
+constinit const ForwardAlgorithm narrow_forward = {"narrow", narrow::fits, nothing, forward};
+constinit const InputGradientAlgorithm narrow_input_gradient = {"narrow", narrow::fits, nothing, input_gradient};
+constinit const WeightGradientAlgorithm narrow_weight_gradient = {"narrow", narrow::fits, narrow::work_bytes,
+                                                                  weight_gradient};
 
 }  // namespace obn::convolution

@@ -1,1 +1,515 @@
-#include "simd/tile.h"
+// Convolution of few input channels, the bench: compiled once per target. Assumes a checked call and a plan that fits.
+// Letters, the stage and g as in narrow.h.
+#include "convolution/narrow.h"
+
+#include "convolution/rows.h"
+
+namespace obn::OBN_TARGET::convolution::narrow {
+
+using obn::convolution::Forward;
+using obn::convolution::InputGradient;
+using obn::convolution::Places;
+using obn::convolution::places_inside;
+using obn::convolution::Problem;
+using obn::convolution::WeightGradient;
+using obn::convolution::narrow::Kernels;
+using obn::convolution::narrow::kMostTaps;
+using obn::convolution::narrow::Plan;
+
+namespace {
+
+// What is kept in registers at a time.
+#if defined(__SSE2__) && !defined(__AVX512F__)
+constexpr size_t kForwardOutputs = 6, kForwardVectors = 2;    // 16 registers
+constexpr size_t kGradientTaps = 3, kGradientVectors = 3;
+constexpr size_t kWeightOutputs = 3, kWeightTaps = 3;
+#else
+constexpr size_t kForwardOutputs = 4, kForwardVectors = 5;    // 32 registers
+constexpr size_t kGradientTaps = 9, kGradientVectors = 3;
+constexpr size_t kWeightOutputs = 3, kWeightTaps = 9;
+#endif
+constexpr size_t kRowsAtOnce = 8;  // of dx, where columns must be joined
+
+// The next part of `left` things cut into the fewest parts of at most `limit`, evenly.
+OBN_INLINE size_t next_part(size_t left, size_t limit) {
+  const size_t parts = (left + limit - 1) / limit;
+  return (left + parts - 1) / parts;
+}
+
+// Calls body(p, vectors, values) for parts of a run of n values: `vectors` of them from p on, all whole but the last,
+// which has `values`. The last part begins early rather than hang over, if there is room.
+template <class Body>
+OBN_INLINE void by_vectors(size_t n, size_t limit, const Body& body) {
+  size_t left = (n + kLanes - 1) / kLanes;
+  for (size_t p = 0; left > 0;) {
+    const size_t now = next_part(left, limit);
+    left -= now;
+    if (left == 0 && now * kLanes <= n) p = n - now * kLanes;
+    const size_t rest = n - p - (now - 1) * kLanes;
+    body(p, now, rest < kLanes ? rest : kLanes);
+    p += now * kLanes;
+  }
+}
+
+// ---- the stage ----
+
+// to(q) = row(stride·q + offset), zero outside the n columns of the row. Spills behind the last of them.
+OBN_INLINE void copy_shifted(const float* row, int64_t n, int64_t stride, int64_t offset, int64_t columns, float* to) {
+  int64_t first = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
+  int64_t end = n > offset ? (n - offset + stride - 1) / stride : 0;
+  if (end > columns) end = columns;
+  if (first >= end) return fill_zeros(to, as_size(columns));
+  if (first > 0) fill_zeros(to, as_size(first));
+  const float* from = row + stride * first + offset;
+  const size_t count = as_size(end - first);
+  if (stride == 1) {
+    copy_row(from, count, to + first);
+  } else {
+    size_t i = 0;
+    if (stride == 2) {
+      for (; 2 * (i + kLanes) < 2 * count; i += kLanes) {
+        F even, odd;
+        split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
+        store(to + as_size(first) + i, even);
+      }
+    }
+    for (; i < count; ++i) to[as_size(first) + i] = from[as_size(stride) * i];
+  }
+  if (end < columns) fill_zeros(to + end, as_size(columns - end));
+}
+
+// The copies of one sample's x under rows [from, from + count) of y.
+void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, size_t from, size_t count,
+                 float* stage) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out), rows = plan.stage_rows - plan.band + count;
+  const size_t residues = least(as_size(s.y.stride), as_size(s.y.dilation * (s.y.kernel - 1)) + 1);
+  for (size_t c = 0; c < s.in_channels; ++c) {
+    const float* plane = x.data + n * x.sample + c * x.plane;
+    for (int64_t kx = 0; kx < s.x.kernel; ++kx) {
+      float* copy = stage + (c * as_size(s.x.kernel) + as_size(kx)) * plan.copy;
+      for (size_t r = 0; r < residues; ++r) {
+        float* to = copy + r * plan.stage_rows * q;
+        for (size_t i = 0; i < rows; ++i, to += q) {
+          const int64_t v = s.y.stride * static_cast<int64_t>(from + i) + static_cast<int64_t>(r) - s.y.before;
+          if (v >= 0 && v < s.y.in) {
+            copy_shifted(plane + as_size(v) * x.row, s.x.in, s.x.stride, s.x.dilation * kx - s.x.before, s.x.out, to);
+          } else {
+            fill_zeros(to, q);
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---- forward ----
+
+// y(o, p) = bias(o) + Σ w(o, t) · x(at(t) + p)
+struct Sum {
+  const float* x;
+  const uint32_t* at;
+  size_t taps;
+  const float* w;
+  const float* bias;  // NULL: none
+  float* y;
+  size_t y_plane;
+};
+
+template <size_t kOutputs, size_t kVectors>
+void sum_taps(const Sum& s, size_t p, size_t values) {
+  F sums[kOutputs][kVectors];
+#pragma GCC unroll 8
+  for (size_t o = 0; o < kOutputs; ++o)
+#pragma GCC unroll 8
+    for (size_t v = 0; v < kVectors; ++v) sums[o][v] = splat(s.bias ? s.bias[o] : 0.0f);
+  const float* w = s.w;
+  for (size_t t = 0; t < s.taps; ++t, ++w) {
+    const float* x = s.x + s.at[t] + p;
+    F pixels[kVectors];
+#pragma GCC unroll 8
+    for (size_t v = 0; v < kVectors; ++v) pixels[v] = held(load(x + v * kLanes));
+#pragma GCC unroll 8
+    for (size_t o = 0; o < kOutputs; ++o) {
+      const F weight = splat(w[o * s.taps]);
+#pragma GCC unroll 8
+      for (size_t v = 0; v < kVectors; ++v) sums[o][v] += weight * pixels[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (size_t o = 0; o < kOutputs; ++o) {
+    float* y = s.y + o * s.y_plane + p;
+#pragma GCC unroll 8
+    for (size_t v = 0; v + 1 < kVectors; ++v) store(y + v * kLanes, sums[o][v]);
+    float* last = y + (kVectors - 1) * kLanes;
+    if (values == kLanes) {
+      store(last, sums[o][kVectors - 1]);
+    } else {
+      store_first(last, sums[o][kVectors - 1], values);
+    }
+  }
+}
+
+template <size_t kOutputs>
+void sum_run(const Sum& s, size_t n) {
+  by_vectors(n, kForwardVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
+    if constexpr (kForwardVectors >= 5) {
+      if (vectors == 5) return sum_taps<kOutputs, 5>(s, p, values);
+      if (vectors == 4) return sum_taps<kOutputs, 4>(s, p, values);
+      if (vectors == 3) return sum_taps<kOutputs, 3>(s, p, values);
+    }
+    if (vectors == 2) return sum_taps<kOutputs, 2>(s, p, values);
+    sum_taps<kOutputs, 1>(s, p, values);
+  });
+}
+
+void sum_outputs(const Sum& s, size_t outputs, size_t n) {
+  if constexpr (kForwardOutputs >= 6) {
+    if (outputs == 6) return sum_run<6>(s, n);
+    if (outputs == 5) return sum_run<5>(s, n);
+  }
+  if (outputs == 4) return sum_run<4>(s, n);
+  if (outputs == 3) return sum_run<3>(s, n);
+  if (outputs == 2) return sum_run<2>(s, n);
+  sum_run<1>(s, n);
+}
+
+void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out);
+  float* stage = reinterpret_cast<float*>(work);
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    stage_input(plan, f.x, n, from, rows, stage);
+    // Rows without gaps between them are one run.
+    const size_t runs = f.y.row == q ? 1 : rows, run = rows / runs * q;
+    for (size_t o = 0; o < s.out_channels;) {
+      const size_t now = next_part(s.out_channels - o, kForwardOutputs);
+      float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
+      for (size_t r = 0; r < runs; ++r)
+        sum_outputs({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr,
+                     y + r * f.y.row, f.y.plane}, now, run);
+      for (size_t i = 0; i < now; ++i) activate(f.activation, y + i * f.y.plane, f.y.row, rows, q);
+      o += now;
+    }
+  }
+}
+
+// ---- dx ----
+
+// g(t, p) = Σ w(o, t) · dz(o, p)
+struct TapGradients {
+  const float* dz;
+  size_t dz_plane;
+  size_t outputs;
+  const float* w;
+  size_t w_row;
+  float* g;
+  size_t gradient;  // from tap to tap
+};
+
+template <size_t kTaps, size_t kVectors>
+void tap_gradients(const TapGradients& s, size_t p, size_t values) {
+  F sums[kTaps][kVectors];
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTaps; ++t)
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) sums[t][v] = F{};
+  const float* dz = s.dz + p;
+  const float* w = s.w;
+  for (size_t o = 0; o < s.outputs; ++o, dz += s.dz_plane, w += s.w_row) {
+    F pixels[kVectors];
+#pragma GCC unroll 4
+    for (size_t v = 0; v + 1 < kVectors; ++v) pixels[v] = load(dz + v * kLanes);
+    const float* last = dz + (kVectors - 1) * kLanes;
+    pixels[kVectors - 1] = values == kLanes ? load(last) : load_first(last, values);
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) {
+      const F weight = splat(w[t]);
+#pragma GCC unroll 4
+      for (size_t v = 0; v < kVectors; ++v) sums[t][v] += weight * pixels[v];
+    }
+  }
+  // g has room for whole vectors.
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTaps; ++t)
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) store(s.g + t * s.gradient + p + v * kLanes, sums[t][v]);
+}
+
+template <size_t kTaps>
+void tap_gradients_of(const TapGradients& s, size_t p, size_t vectors, size_t values) {
+  if (vectors == 3) return tap_gradients<kTaps, 3>(s, p, values);
+  if (vectors == 2) return tap_gradients<kTaps, 2>(s, p, values);
+  tap_gradients<kTaps, 1>(s, p, values);
+}
+
+using TapGradientsOf = void (*)(const TapGradients&, size_t, size_t, size_t);
+constexpr TapGradientsOf kTapGradients[] = {
+    tap_gradients_of<1>, tap_gradients_of<2>, tap_gradients_of<3>,
+#if !defined(__SSE2__) || defined(__AVX512F__)
+    tap_gradients_of<4>, tap_gradients_of<5>, tap_gradients_of<6>, tap_gradients_of<7>, tap_gradients_of<8>,
+    tap_gradients_of<9>,
+#endif
+};
+static_assert(sizeof kTapGradients == kGradientTaps * sizeof(TapGradientsOf) && kGradientVectors == 3);
+
+// All taps of a run of n pixels; pixels outside, so that dz stays in the first-level cache from tap to tap.
+void gradients_of_run(TapGradients s, size_t taps, size_t n) {
+  by_vectors(n, kGradientVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
+    for (size_t t = 0; t < taps;) {
+      const size_t now = next_part(taps - t, kGradientTaps);
+      TapGradients part = s;
+      part.w += t;
+      part.g += t * s.gradient;
+      kTapGradients[now - 1](part, p, vectors, values);
+      t += now;
+    }
+  });
+}
+
+// Values of dx at places [first, end) of row residue ry, and at `columns` places from x0 on of column residue rx:
+// Σ g(t)(row - shift_y(ky), column - shift_x(kx)) over the taps of both residues. g begins with row g_row of dz.
+struct Gather {
+  const float* g;  // of the channel
+  size_t g_row;
+  size_t ry, rx;
+  size_t first, end;
+  size_t x0, columns;
+  float start;
+  bool accumulate;
+  float* to;
+  size_t to_row;
+};
+
+void gather_rows(const Plan& plan, const Gather& s) {
+  const Problem& problem = plan.problem;
+  const size_t kw = as_size(problem.x.kernel), kh = as_size(problem.y.kernel);
+  const int64_t q = problem.x.out, p = problem.y.out;
+  for (size_t j = 0; j < s.columns; j += kLanes) {
+    size_t at = j, values = least(kLanes, s.columns - j);
+    if (values < kLanes && s.columns >= kLanes && kLanes < 16 && !s.accumulate) {
+      at = s.columns - kLanes;  // some columns twice: where part of a vector is expensive to store
+      values = kLanes;
+    }
+    // Kernel columns that reach these places, and the lanes they reach.
+    size_t reaching = 0;
+    size_t tap[kMostTaps];
+    int64_t from[kMostTaps];
+    Keep keep[kMostTaps];
+    for (size_t kx = 0; kx < kw; ++kx) {
+      if (plan.residue_x[kx] != s.rx) continue;
+      const int64_t column = static_cast<int64_t>(s.x0 + at) - plan.shift_x[kx];
+      const int64_t lane = column < 0 ? -column : 0;
+      const int64_t end = q - column < static_cast<int64_t>(kLanes) ? q - column : static_cast<int64_t>(kLanes);
+      if (lane >= end) continue;
+      tap[reaching] = kx;
+      from[reaching] = column;
+      keep[reaching++] = keep_lanes(as_size(lane), as_size(end));
+    }
+    for (size_t row = s.first; row < s.end; ++row) {
+      F sum = splat(s.start);
+      for (size_t ky = 0; ky < kh; ++ky) {
+        const int64_t window = static_cast<int64_t>(row) - plan.shift_y[ky];
+        if (plan.residue_y[ky] != s.ry || window < 0 || window >= p) continue;
+        const float* g = s.g + ky * kw * plan.gradient + (as_size(window) - s.g_row) * as_size(q);
+        for (size_t k = 0; k < reaching; ++k) sum += load_kept(g + tap[k] * plan.gradient + from[k], keep[k]);
+      }
+      float* to = s.to + (row - s.first) * s.to_row + at;
+      if (values == kLanes) {
+        store(to, s.accumulate ? load(to) + sum : sum);
+      } else {
+        store_first(to, s.accumulate ? load_first(to, values) + sum : sum, values);
+      }
+    }
+  }
+}
+
+// Rows of one plane of dx at places [from, from + rows) of row residue ry.
+void gather_plane(const Plan& plan, Gather s, size_t from, size_t rows, float* dx, size_t dx_row, float* lines) {
+  const Problem& problem = plan.problem;
+  const size_t sx = as_size(problem.x.stride), sy = as_size(problem.y.stride), n = as_size(problem.x.in);
+  const size_t left = as_size(problem.x.before);
+  const Places inside = places_inside(problem.y, s.ry);
+  s.first = most(inside.first, from);
+  s.end = least(inside.end, from + rows);
+  if (s.first >= s.end) return;
+  dx += (sy * s.first + s.ry - as_size(problem.y.before)) * dx_row;
+  if (sx == 1) {
+    s.rx = 0;
+    s.x0 = left;
+    s.columns = n;
+    s.to = dx;
+    s.to_row = sy * dx_row;
+    return gather_rows(plan, s);
+  }
+  const size_t pitch = round_up(n / sx + 1) + kPad;  // of lines (kRowsAtOnce, sx, pitch)
+  const bool accumulate = s.accumulate;
+  s.accumulate = false;
+  s.to_row = sx * pitch;
+  for (const size_t end = s.end; s.first < end; s.first = s.end) {
+    s.end = least(end, s.first + kRowsAtOnce);
+    for (size_t i = 0; i < sx; ++i) {  // column u = i, i + sx, …
+      s.rx = (left + i) % sx;
+      s.x0 = (left + i) / sx;
+      s.columns = n > i ? (n - i + sx - 1) / sx : 0;
+      s.to = lines + i * pitch;
+      gather_rows(plan, s);
+    }
+    for (size_t r = 0; r < s.end - s.first; ++r, dx += sy * dx_row)
+      join_row(lines + r * sx * pitch, pitch, sx, n, accumulate, dx);
+  }
+}
+
+void input_gradient(const Plan& plan, const InputGradient& call, size_t first_unit, size_t units, std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out), kernel = as_size(s.x.kernel * s.y.kernel);
+  const size_t shift = plan.shift_y[as_size(s.y.kernel) - 1];
+  float* g = reinterpret_cast<float*>(work) + kPad;  // lanes that do not count are read in front of it
+  float* lines = g + round_up(plan.stage_floats);
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    // Rows of dz whose windows hold a place of the band.
+    const size_t top = from > shift ? from - shift : 0, bottom = least(from + rows, as_size(s.y.out));
+    if (top < bottom) {
+      const float* dz = call.dz.data + n * call.dz.sample + top * call.dz.row;
+      const size_t runs = call.dz.row == q ? 1 : bottom - top, run = (bottom - top) / runs * q;
+      for (size_t r = 0; r < runs; ++r)
+        gradients_of_run({dz + r * call.dz.row, call.dz.plane, s.out_channels, call.w, plan.taps, g + r * q,
+                          plan.gradient}, plan.taps, run);
+    }
+    for (size_t c = 0; c < s.in_channels; ++c) {
+      float* dx = call.dx.data + n * call.dx.sample + c * call.dx.plane;
+      Gather gather = {};
+      gather.g = g + c * kernel * plan.gradient;
+      gather.g_row = top;
+      gather.start = call.bias ? call.bias[c] : 0.0f;
+      gather.accumulate = call.accumulate;
+      for (size_t ry = 0; ry < as_size(s.y.stride); ++ry) {
+        gather.ry = ry;
+        gather_plane(plan, gather, from, rows, dx, call.dx.row, lines);
+      }
+      const size_t sy = as_size(s.y.stride), up = as_size(s.y.before), end = sy * (from + rows);
+      const size_t first = sy * from > up ? sy * from - up : 0, last = end > up ? least(end - up, as_size(s.y.in)) : 0;
+      if (first < last)
+        activate(call.activation, dx + first * call.dx.row, call.dx.row, last - first, as_size(s.x.in));
+    }
+  }
+}
+
+// ---- dw ----
+
+// sums(o, t) += dz(o, p) · x(at(t) + p), lane by lane over a run of n pixels
+struct Products {
+  const float* dz;
+  size_t dz_plane;
+  const float* x;
+  const uint32_t* at;
+  F* sums;
+  size_t sums_row;
+  size_t n;
+};
+
+// Lanes outside the run are zeros on both sides, so that nothing that lies there can reach a sum.
+template <size_t kOutputs, size_t kTaps>
+void multiply(const Products& s) {
+  F sums[kOutputs][kTaps];
+#pragma GCC unroll 4
+  for (size_t o = 0; o < kOutputs; ++o)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
+  size_t p = 0;
+  for (; p + kLanes <= s.n; p += kLanes) {
+    F gradient[kOutputs];
+#pragma GCC unroll 4
+    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load(s.dz + o * s.dz_plane + p);
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) {
+      const F pixels = held(load(s.x + s.at[t] + p));
+#pragma GCC unroll 4
+      for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+    }
+  }
+  if (p < s.n) {
+    const Keep keep = keep_lanes(0, s.n - p);
+    F gradient[kOutputs];
+#pragma GCC unroll 4
+    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_first(s.dz + o * s.dz_plane + p, s.n - p);
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) {
+      const F pixels = load_kept(s.x + s.at[t] + p, keep);
+#pragma GCC unroll 4
+      for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+    }
+  }
+#pragma GCC unroll 4
+  for (size_t o = 0; o < kOutputs; ++o)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) s.sums[o * s.sums_row + t] = sums[o][t];
+}
+
+template <size_t kTaps>
+void multiply_outputs(const Products& s, size_t outputs) {
+  if (outputs == 3) return multiply<3, kTaps>(s);
+  if (outputs == 2) return multiply<2, kTaps>(s);
+  multiply<1, kTaps>(s);
+}
+
+using MultiplyOutputs = void (*)(const Products&, size_t);
+constexpr MultiplyOutputs kMultiply[] = {
+    multiply_outputs<1>, multiply_outputs<2>, multiply_outputs<3>,
+#if !defined(__SSE2__) || defined(__AVX512F__)
+    multiply_outputs<4>, multiply_outputs<5>, multiply_outputs<6>, multiply_outputs<7>, multiply_outputs<8>,
+    multiply_outputs<9>,
+#endif
+};
+static_assert(sizeof kMultiply == kWeightTaps * sizeof(MultiplyOutputs) && kWeightOutputs == 3);
+
+void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first, size_t count, float* dw,
+                     std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out), all = s.out_channels * plan.taps;
+  F* sums = reinterpret_cast<F*>(work);  // (O, T) vectors
+  float* stage = reinterpret_cast<float*>(work) + round_up(all * kLanes + kLanes * kLanes);
+  for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
+  for (size_t n = first; n < first + count; ++n) {
+    for (size_t from = 0; from < plan.rows; from += plan.band) {
+      const size_t rows = least(plan.band, plan.rows - from);
+      stage_input(plan, call.x, n, from, rows, stage);
+      const size_t runs = call.dz.row == q ? 1 : rows, run = rows / runs * q;
+      for (size_t o = 0; o < s.out_channels;) {
+        const size_t outputs = next_part(s.out_channels - o, kWeightOutputs);
+        const float* dz = call.dz.data + n * call.dz.sample + o * call.dz.plane + from * call.dz.row;
+        for (size_t t = 0; t < plan.taps;) {
+          const size_t now = next_part(plan.taps - t, kWeightTaps);
+          for (size_t r = 0; r < runs; ++r)
+            kMultiply[now - 1]({dz + r * call.dz.row, call.dz.plane, stage + r * q, plan.at + t,
+                                sums + o * plan.taps + t, plan.taps, run}, outputs);
+          t += now;
+        }
+        o += outputs;
+      }
+    }
+  }
+  for (size_t i = 0; i < all; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (all - i >= kLanes) {
+      store(dw + i, totals);
+    } else {
+      store_first(dw + i, totals, all - i);
+    }
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {forward, input_gradient, weight_gradient};
+
+}  // namespace obn::OBN_TARGET::convolution::narrow

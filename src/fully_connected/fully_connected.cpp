@@ -1,1 +1,555 @@
+// Fully connected, the desk: checks every argument, decides at creation how the weights are held, and hands the products
+// of a call out. Letters as in fully_connected.h.
+#include "fully_connected/fully_connected.h"
+
+#include <algorithm>
+
+#include "base/pool.h"
 #include "base/status.h"
+#include "base/types.h"
+#include "openbnns/bnns/legacy.h"
+
+namespace obn::fully_connected {
+namespace {
+
+constexpr char kKind[] = "fully connected";
+constexpr size_t kFewSamples = 8;
+constexpr size_t kSumColumns = 1024;  // columns of db that are summed at a time
+
+bool is_float_type(BNNSDataType type) {
+  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
+}
+
+// What float32 holds exactly.
+bool is_short_integer(BNNSDataType type) {
+  return type == BNNSDataTypeInt8 || type == BNNSDataTypeUInt8 || type == BNNSDataTypeInt16 ||
+         type == BNNSDataTypeUInt16;
+}
+
+int check_vector(const View& view, const char* argument) {
+  if (view.rank == 1) return 0;
+  return fail("%s: expected layout Vector; got %s", argument, name_of(view.layout));
+}
+
+// One row of values: any layout whose only extent above 1 is `count`.
+int check_row(const View& view, size_t count, const char* argument, size_t* stride) {
+  if (view.count == count) {
+    for (size_t k = 0; k < view.rank; ++k) {
+      if (view.extent[k] != count) continue;
+      *stride = view.stride[k];
+      return 0;
+    }
+  }
+  ShapeText got;
+  return fail("%s: expected %zu values, one per output; got %s", argument, count, shape_text(view, &got));
+}
+
+activation::ref::Values values_of(const View& view, const void* data, const void* table) {
+  return {data, view.type, view.scale, view.bias, table, table ? BNNSDataTypeFloat32 : view.table_type};
+}
+
+// A vector of every sample.
+Array array_of(const View& view, const void* data, size_t stride) {
+  return {values_of(view, data, nullptr), stride, view.stride[0], view.extent[0]};
+}
+
+// The table of an indexed type, as float32.
+void read_table(const View& view, float* table) {
+  const size_t entries = size_t{1} << bits_of(view.type);
+  double reals[256];
+  const activation::ref::Values stored = {view.table, view.table_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
+  activation::ref::get_reals(stored, 0, 1, entries, reals);
+  for (size_t i = 0; i < entries; ++i) table[i] = static_cast<float>(reals[i]);
+}
+
+// Bytes from the first to behind the last.
+struct Range {
+  uintptr_t first;
+  uintptr_t end;
+};
+Range range_of(const Array& array, size_t rows) {
+  const size_t values = (rows - 1) * array.row + (array.columns - 1) * array.column + 1;
+  const auto first = reinterpret_cast<uintptr_t>(array.values.data);
+  return {first, first + (values * bits_of(array.values.type) + 7) / 8};
+}
+
+int check_ranges(const Range& a, const char* a_argument, const Range& b, const char* b_argument) {
+  if (a.end <= b.first || b.end <= a.first) return 0;
+  return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
+}
+
+// The workspace of a call whose parts were counted; NULL with a sentence, and then nothing was written.
+std::byte* workspace_for(const Room& counted) {
+  if (counted.used() == SIZE_MAX) {
+    fail("batch: expected a size whose workspace can be addressed; it overflows");
+    return nullptr;
+  }
+  return workspace(counted.used());
+}
+
+// Finds room for a product and runs it.
+template <class Product>
+int run_product(Product& product) {
+  Room counted;
+  product.place(&counted);
+  if (counted.used() > 0) {
+    Room room(workspace_for(counted));
+    if (!room.has_block()) return -1;
+    product.place(&room);
+  }
+  product.run();
+  return 0;
+}
+
+}  // namespace
+
+// ---- creation ----
+
+FullyConnected::FullyConnected(const Options& options)
+    : Filter(kKind, options), choice{&targets.best(), kFewSamples} {
+  bias_.values.data = nullptr;
+}
+
+FullyConnected::~FullyConnected() {
+  options().release(copied_weights_);
+  options().release(copied_bias_);
+  options().release(sparse_.block);
+}
+
+int FullyConnected::prepare(const BNNSLayerParametersFullyConnected& p) {
+  if (read_view(p.i_desc, Access::read, "input", &x_) != 0 || check_vector(x_, "input") != 0 ||
+      read_view(p.o_desc, Access::write, "output", &y_) != 0 || check_vector(y_, "output") != 0)
+    return -1;
+  if (!is_float_type(x_.type) && !is_short_integer(x_.type))
+    return fail("input: expected float32, float16, bfloat16 or integers of 8 or 16 bits; got %s", name_of(x_.type));
+  if (!is_float_type(y_.type))
+    return fail("output: expected float32, float16 or bfloat16; got %s", name_of(y_.type));
+  if (activation::Fused::read(p.activation, "activation", &activation_) != 0) return -1;
+  has_activation_ = !activation_.is_identity();
+  activation_needs_rows_ = p.activation.function == BNNSActivationFunctionSoftmax ||
+                           p.activation.function == BNNSActivationFunctionLogSoftmax;
+  if (prepare_weights(p.w_desc) != 0) return -1;
+  return p.bias.data ? prepare_bias(p.bias) : 0;
+}
+
+int FullyConnected::prepare_weights(const BNNSNDArrayDescriptor& descriptor) {
+  const char* name = "weights";
+  if (descriptor.layout == BNNSDataLayoutFullyConnectedSparse) return prepare_sparse(descriptor);
+  size_t unused;
+  if (read_view(descriptor, Access::read, name, &w_) != 0) return -1;
+  switch (w_.layout) {
+    case BNNSDataLayoutRowMajorMatrix:
+    case BNNSDataLayout2DFirstMajor: rows_are_outputs_ = true; break;
+    case BNNSDataLayoutColumnMajorMatrix:
+    case BNNSDataLayout2DLastMajor: rows_are_outputs_ = false; break;
+    default:
+      return fail("%s: expected layout RowMajorMatrix, ColumnMajorMatrix, 2DFirstMajor or 2DLastMajor; got %s", name,
+                  name_of(w_.layout));
+  }
+  const size_t inputs = x_.extent[0], outputs = y_.extent[0];
+  rows_ = rows_are_outputs_ ? outputs : inputs;
+  const size_t columns = rows_are_outputs_ ? inputs : outputs;
+  if (w_.extent[1] != rows_ || w_.extent[0] != columns) {
+    ShapeText got;
+    return fail("%s: expected (%zu, %zu) in memory order for %zu inputs and %zu outputs; got %s", name, rows_, columns,
+                inputs, outputs, shape_text(w_, &got));
+  }
+  if (!is_float_type(w_.type) && !is_short_integer(w_.type) && !is_indexed(w_.type))
+    return fail("%s: expected float32, float16, bfloat16, integers of 8 or 16 bits or an indexed type; got %s", name,
+                name_of(w_.type));
+  if (read_batch(w_, w_.data, 1, 0, Access::read, name, &unused) != 0) return -1;
+  if (is_indexed(w_.type)) read_table(w_, weight_table_);
+  m_ = {values_of(w_, w_.data, is_indexed(w_.type) ? weight_table_ : nullptr), w_.stride[1], w_.stride[0], columns};
+  return options().use_client_ptr ? 0 : hold_weights();
+}
+
+int FullyConnected::prepare_sparse(const BNNSNDArrayDescriptor& descriptor) {
+  const size_t inputs = x_.extent[0], outputs = y_.extent[0];
+  if (descriptor.size[0] != inputs || descriptor.size[1] != outputs)
+    return fail("weights: expected size {%zu, %zu}, columns and rows, for %zu inputs and %zu outputs; got {%zu, %zu}",
+                inputs, outputs, inputs, outputs, descriptor.size[0], descriptor.size[1]);
+  is_sparse_ = true;
+  if (Sparse::read(descriptor, options(), &sparse_) != 0) return -1;
+  w_.type = descriptor.data_type;
+  w_.count = outputs * inputs;
+  rows_ = outputs;
+  rows_are_outputs_ = true;
+  if (!sparse_.is_dense) {
+    m_ = sparse_.values;  // what the caller may still change
+    rows_ = 1;
+    return 0;
+  }
+  m_ = {{descriptor.data, w_.type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, inputs, 1, inputs};
+  return options().use_client_ptr ? 0 : hold_weights();
+}
+
+// Copies the weights without gaps. Integers and indices become float32 now, halves stay halves.
+int FullyConnected::hold_weights() {
+  const size_t columns = m_.columns;
+  const BNNSDataType type = is_float_type(w_.type) ? w_.type : BNNSDataTypeFloat32;
+  size_t bytes;
+  if (__builtin_mul_overflow(w_.count, bytes_of(type), &bytes))
+    return fail("weights: expected a size that can be addressed; %zu values overflow", w_.count);
+  copied_weights_ = options().get(bytes);
+  if (!copied_weights_) return -1;
+  const Array copy = {{copied_weights_, type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, columns, 1, columns};
+  constexpr size_t kBlock = 512;
+  float block[kBlock];
+  for (size_t r = 0; r < rows_; ++r) {
+    for (size_t c = 0; c < columns; c += kBlock) {
+      const size_t count = std::min(kBlock, columns - c);
+      load_row(m_, r, c, count, block);  // a half through float32 and back is itself
+      store_row(copy, r, c, count, block, false);
+    }
+  }
+  m_ = copy;
+  return 0;
+}
+
+int FullyConnected::prepare_bias(const BNNSNDArrayDescriptor& descriptor) {
+  const char* name = "bias";
+  View view;
+  size_t stride = 0, unused;
+  if (read_view(descriptor, Access::read, name, &view) != 0 || check_row(view, y_.extent[0], name, &stride) != 0 ||
+      read_batch(view, view.data, 1, 0, Access::read, name, &unused) != 0)
+    return -1;
+  if (view.type == BNNSDataTypeBoolean) return fail("%s: expected numbers; got booleans", name);
+  if (is_indexed(view.type)) read_table(view, bias_table_);
+  const size_t outputs = y_.extent[0];
+  bias_ = {values_of(view, view.data, is_indexed(view.type) ? bias_table_ : nullptr), outputs * stride, stride, outputs};
+  if (options().use_client_ptr) return 0;
+  if (outputs > SIZE_MAX / sizeof(float))
+    return fail("%s: expected a number of outputs that can be addressed; got %zu", name, outputs);
+  float* copy = static_cast<float*>(options().get(outputs * sizeof(float)));
+  if (!copy) return -1;
+  copied_bias_ = copy;
+  load_row(bias_, 0, 0, outputs, copy);
+  bias_ = {{copy, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
+  return 0;
+}
+
+// ---- forward ----
+
+// Refuses output that would be written over weights or bias of the caller.
+int FullyConnected::check_parameters_apart(const Array& array, size_t rows, const char* argument) const {
+  if (!options().use_client_ptr) return 0;
+  const Range range = range_of(array, rows);
+  if (check_ranges(range, argument, range_of(m_, rows_), "weights") != 0) return -1;
+  return bias_.values.data ? check_ranges(range, argument, range_of(bias_, 1), "bias") : 0;
+}
+
+int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
+  if (batch == 0) return 0;
+  if (read_batch(x_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
+      read_batch(y_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
+      check_disjoint(y_, y, y_stride, "output", x_, x, x_stride, "input", batch) != 0)
+    return -1;
+  Multiply product;
+  product.choice = choice;
+  product.threads = options().threads;
+  product.n = batch;
+  product.rows = rows_;
+  product.m = m_;
+  product.sums_along_rows = rows_are_outputs_;
+  product.from = array_of(x_, x, x_stride);
+  product.to = array_of(y_, y, y_stride);
+  product.bias = bias_.values.data ? &bias_ : nullptr;
+  product.activation = has_activation_ ? &activation_ : nullptr;
+  product.activation_needs_rows = activation_needs_rows_;
+  if (check_parameters_apart(product.to, batch, "output") != 0 || !scratch()) return -1;
+
+  if (!is_compressed()) return run_product(product);
+  SparseMultiply sparse;
+  sparse.sparse = &sparse_;
+  sparse.threads = options().threads;
+  sparse.n = batch;
+  sparse.is_forward = true;
+  sparse.from = product.from;
+  sparse.to = product.to;
+  sparse.bias = product.bias;
+  sparse.activation = product.activation;
+  return run_product(sparse);
+}
+
+// ---- backward ----
+
+// The arrays of a backward call, checked. Those that are not asked for or not needed have no data.
+struct FullyConnected::Gradients {
+  size_t n;
+  Array x, y, dy, dx, dw, db;
+  bool dx_accumulate = false, dw_accumulate = false, db_accumulate = false;
+
+  Gradients() {
+    for (Array* array : {&x, &y, &dy, &dx, &dw, &db}) array->values.data = nullptr;
+  }
+};
+
+// Fills *g, or says what is wrong. Nothing is written.
+int FullyConnected::check_backward(const Backward& a, Gradients* g) const {
+  if (!is_float_type(x_.type) || !is_float_type(w_.type))
+    return fail("%s: expected a floating-point type for gradients; got %s",
+                is_float_type(x_.type) ? "weights" : "input",
+                name_of(is_float_type(x_.type) ? w_.type : x_.type));
+  if (is_sparse_ && a.dw) return fail("weights_gradient: expected NULL, sparse weights have none; got a descriptor");
+  const size_t n = g->n = a.batch;
+  View dy;
+  size_t stride;
+  if (read_gradient(*a.dy, y_, Access::read, n, a.dy_stride, "grad_output", &dy, &stride) != 0) return -1;
+  g->dy = array_of(dy, dy.data, stride);
+  if (has_activation_) {
+    if (activation_.check_backward() != 0) return -1;
+    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+    if (read_batch(y_, a.y, n, a.y_stride, Access::read, "output", &stride) != 0) return -1;
+    g->y = array_of(y_, a.y, stride);
+  }
+  if (a.dw) {
+    if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
+    if (read_batch(x_, a.x, n, a.x_stride, Access::read, "input", &stride) != 0) return -1;
+    g->x = array_of(x_, a.x, stride);
+    View dw;
+    if (read_gradient(*a.dw, w_, Access::write, 1, 0, "weights_gradient", &dw, &stride) != 0) return -1;
+    g->dw = {values_of(dw, dw.data, nullptr), dw.stride[1], dw.stride[0], dw.extent[0]};
+    g->dw_accumulate = dw.accumulate;
+  }
+  if (a.db) {
+    View db;
+    const char* name = "bias_gradient";
+    size_t unused;
+    if (read_view(*a.db, Access::write, name, &db) != 0 || check_row(db, y_.extent[0], name, &stride) != 0 ||
+        read_batch(db, db.data, 1, 0, Access::write, name, &unused) != 0)
+      return -1;
+    if (!is_float_type(db.type))
+      return fail("%s: expected float32, float16 or bfloat16; got %s", name, name_of(db.type));
+    g->db = {values_of(db, db.data, nullptr), y_.extent[0] * stride, stride, y_.extent[0]};
+    g->db_accumulate = db.accumulate;
+  }
+  if (a.dx) {
+    View dx;
+    const char* name = "input_gradient";
+    if (read_gradient(*a.dx, x_, Access::write, n, a.dx_stride, name, &dx, &stride) != 0) return -1;
+    g->dx = array_of(dx, dx.data, stride);
+    g->dx_accumulate = dx.accumulate;
+    if (check_disjoint(dx, dx.data, stride, name, dy, dy.data, g->dy.row, "grad_output", n) != 0) return -1;
+    if (g->x.values.data && check_disjoint(dx, dx.data, stride, name, x_, a.x, g->x.row, "input", n) != 0) return -1;
+    if (g->y.values.data && check_disjoint(dx, dx.data, stride, name, y_, a.y, g->y.row, "output", n) != 0) return -1;
+    if (check_parameters_apart(g->dx, n, name) != 0) return -1;
+  }
+  // What is summed over the batch lies apart from everything else.
+  const struct {
+    const Array& array;
+    size_t rows;
+    const char* name;
+  } sums[] = {{g->dw, rows_, "weights_gradient"}, {g->db, 1, "bias_gradient"}},
+    others[] = {{g->x, n, "input"}, {g->y, n, "output"}, {g->dy, n, "grad_output"}, {g->dx, n, "input_gradient"}};
+  for (const auto& sum : sums) {
+    if (!sum.array.values.data) continue;
+    const Range range = range_of(sum.array, sum.rows);
+    for (const auto& other : others) {
+      if (other.array.values.data && check_ranges(range, sum.name, range_of(other.array, other.rows), other.name) != 0)
+        return -1;
+    }
+    if (check_parameters_apart(sum.array, sum.rows, sum.name) != 0) return -1;
+  }
+  if (a.dw && a.db && check_ranges(range_of(g->dw, rows_), "weights_gradient", range_of(g->db, 1), "bias_gradient") != 0)
+    return -1;
+  return scratch() ? 0 : -1;
+}
+
+// Some activations can be differentiated at some outputs only.
+int FullyConnected::check_output_values(const Gradients& g) const {
+  constexpr size_t kBlock = 512;
+  float block[kBlock];
+  for (size_t n = 0; n < g.n; ++n) {
+    for (size_t o = 0; o < g.y.columns; o += kBlock) {
+      const size_t count = std::min(kBlock, g.y.columns - o);
+      load_row(g.y, n, o, count, block);
+      if (!activation_.accepts(block, count))
+        return fail("output: expected values from which the activation's gradient is known; got ambiguous ones");
+    }
+  }
+  return 0;
+}
+
+// dz = dy · act'(y), rows of O values; y_row is a spare row.
+void FullyConnected::make_dz(const Gradients& g, float* dz, float* spare) const {
+  const size_t outputs = g.dy.columns;
+  for (size_t n = 0; n < g.n; ++n) {
+    float* row = dz + n * outputs;
+    load_row(g.dy, n, 0, outputs, row);
+    if (!has_activation_) continue;
+    const float* y = spare;
+    if (g.y.is_ready(g.n)) {
+      y = static_cast<const float*>(g.y.at(n, 0));
+    } else {
+      load_row(g.y, n, 0, outputs, spare);
+    }
+    activation_.backward(y, row, outputs);
+  }
+}
+
+// db(o) = Σ_n dz(n, o), in the order of n.
+void FullyConnected::sum_bias(const Gradients& g, const Array& dz) const {
+  const activation::Kernels& kernels = activation::targets.best();
+  float sum[kSumColumns];
+  for (size_t o = 0; o < dz.columns; o += kSumColumns) {
+    const size_t count = std::min(kSumColumns, dz.columns - o);
+    load_row(dz, 0, o, count, sum);
+    for (size_t n = 1; n < g.n; ++n) kernels.add(static_cast<const float*>(dz.at(n, o)), sum, count);
+    store_row(g.db, 0, o, count, sum, g.db_accumulate);
+  }
+}
+
+int FullyConnected::apply_backward(const Backward& a) {
+  if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
+  if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
+  Gradients g;
+  if (check_backward(a, &g) != 0) return -1;
+  if (has_activation_ && activation_.depends_on_values() && check_output_values(g) != 0) return -1;
+
+  const size_t outputs = y_.extent[0];
+  const bool makes_dz = has_activation_ || !g.dy.is_ready(g.n);
+  Array dz = g.dy;
+  float* spare = nullptr;
+  Multiply input_gradient;
+  SparseMultiply sparse_gradient;
+  Outer weights_gradient;
+  const auto place = [&](Room* room) {
+    if (makes_dz) {
+      float* rows = room->floats(g.n, outputs);
+      if (has_activation_ && !g.y.is_ready(g.n)) spare = room->floats(1, outputs);
+      dz = {{rows, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
+    }
+    if (a.dx && is_compressed()) {
+      sparse_gradient.from = dz;
+      sparse_gradient.place(room);
+    } else if (a.dx) {
+      input_gradient.from = dz;
+      input_gradient.place(room);
+    }
+    if (a.dw) {
+      (rows_are_outputs_ ? weights_gradient.u : weights_gradient.v) = dz;
+      weights_gradient.place(room);
+    }
+  };
+  if (a.dx && is_compressed()) {
+    sparse_gradient.sparse = &sparse_;
+    sparse_gradient.threads = options().threads;
+    sparse_gradient.n = g.n;
+    sparse_gradient.is_forward = false;
+    sparse_gradient.to = g.dx;
+    sparse_gradient.accumulate = g.dx_accumulate;
+  } else if (a.dx) {
+    input_gradient.choice = choice;
+    input_gradient.threads = options().threads;
+    input_gradient.n = g.n;
+    input_gradient.rows = rows_;
+    input_gradient.m = m_;
+    input_gradient.sums_along_rows = !rows_are_outputs_;
+    input_gradient.to = g.dx;
+    input_gradient.accumulate = g.dx_accumulate;
+  }
+  if (a.dw) {
+    weights_gradient.choice = choice;
+    weights_gradient.threads = options().threads;
+    weights_gradient.n = g.n;
+    weights_gradient.rows = rows_;
+    (rows_are_outputs_ ? weights_gradient.v : weights_gradient.u) = g.x;
+    weights_gradient.to = g.dw;
+    weights_gradient.accumulate = g.dw_accumulate;
+  }
+  Room counted;
+  place(&counted);
+  if (counted.used() > 0) {
+    Room room(workspace_for(counted));
+    if (!room.has_block()) return -1;
+    place(&room);
+  }
+  if (makes_dz) make_dz(g, static_cast<float*>(const_cast<void*>(dz.values.data)), spare);
+  if (a.db) sum_bias(g, dz);
+  if (a.dx && is_compressed()) {
+    sparse_gradient.run();
+  } else if (a.dx) {
+    input_gradient.run();
+  }
+  if (a.dw) weights_gradient.run();
+  return 0;
+}
+
+namespace {
+
+BNNSFilter create(const BNNSLayerParametersFullyConnected& parameters, const BNNSFilterParameters* filter_params) {
+  Options options;
+  if (Options::read(filter_params, &options) != 0) return nullptr;
+  FullyConnected* filter = options.make<FullyConnected>(options);
+  if (!filter) return nullptr;
+  if (filter->prepare(parameters) != 0) {
+    destroy(filter);
+    return nullptr;
+  }
+  return publish(filter);
+}
+
+// Weights or bias of the first form of the interface.
+BNNSNDArrayDescriptor describe(const BNNSLayerData& data) {
+  BNNSNDArrayDescriptor descriptor = {};
+  descriptor.data = const_cast<void*>(data.data);
+  descriptor.data_type = data.data_type;
+  descriptor.data_scale = data.data_scale;
+  descriptor.data_bias = data.data_bias;
+  descriptor.table_data = const_cast<float*>(data.data_table);
+  descriptor.table_data_type = BNNSDataTypeFloat32;
+  return descriptor;
+}
+
+}  // namespace
+}  // namespace obn::fully_connected
+
+// ---- the C interface ----
+
+extern "C" {
+
+BNNSFilter BNNSFilterCreateLayerFullyConnected(const BNNSLayerParametersFullyConnected* layer_params,
+                                               const BNNSFilterParameters* filter_params) {
+  if (!layer_params) {
+    obn::fail("layer_params: expected parameters; got NULL");
+    return nullptr;
+  }
+  return obn::fully_connected::create(*layer_params, filter_params);
+}
+
+// The first form of the interface: vectors and weights without shape.
+BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor* in_desc,
+                                               const BNNSVectorDescriptor* out_desc,
+                                               const BNNSFullyConnectedLayerParameters* layer_params,
+                                               const BNNSFilterParameters* filter_params) {
+  if (!in_desc || !out_desc || !layer_params) {
+    obn::fail("layer_params: expected input, output and parameters; got NULL");
+    return nullptr;
+  }
+  const BNNSFullyConnectedLayerParameters& p = *layer_params;
+  if (in_desc->size != p.in_size || out_desc->size != p.out_size) {
+    obn::fail("layer_params: expected %zu inputs and %zu outputs, as the descriptors say; got %zu and %zu",
+              in_desc->size, out_desc->size, p.in_size, p.out_size);
+    return nullptr;
+  }
+  BNNSLayerParametersFullyConnected parameters = {};
+  const BNNSVectorDescriptor* vectors[] = {in_desc, out_desc};
+  BNNSNDArrayDescriptor* arrays[] = {&parameters.i_desc, &parameters.o_desc};
+  for (size_t k = 0; k < 2; ++k) {
+    arrays[k]->layout = BNNSDataLayoutVector;
+    arrays[k]->size[0] = vectors[k]->size;
+    arrays[k]->data_type = vectors[k]->data_type;
+    arrays[k]->data_scale = vectors[k]->data_scale;
+    arrays[k]->data_bias = vectors[k]->data_bias;
+  }
+  parameters.w_desc = obn::fully_connected::describe(p.weights);
+  parameters.w_desc.layout = BNNSDataLayoutRowMajorMatrix;
+  parameters.w_desc.size[0] = p.in_size;
+  parameters.w_desc.size[1] = p.out_size;
+  parameters.bias = obn::fully_connected::describe(p.bias);
+  parameters.bias.layout = BNNSDataLayoutVector;
+  parameters.bias.size[0] = p.out_size;
+  parameters.activation = p.activation;
+  return obn::fully_connected::create(parameters, filter_params);
+}
+}

@@ -1,1 +1,349 @@
-#include "simd/tile.h"
+// Fully connected, the bench: products of a matrix with few vectors. Letters as in fully_connected.h; s counts samples.
+#include "fully_connected/fully_connected.h"
+#include "simd/convert.h"
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET::fully_connected {
+
+using namespace obn::fully_connected;
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr size_t kRegisters = 32;
+#elif defined(__AVX2__) || defined(__SSE2__)
+constexpr size_t kRegisters = 16;
+#else
+constexpr size_t kRegisters = 32;
+#endif
+
+constexpr size_t kSamplesAtOnce = 4;
+constexpr size_t kDotRows = kRegisters == 32 ? 5 : 2;  // rows times samples are sums in registers
+constexpr size_t kLineFloats = 16;
+
+// What is stored in a row of the matrix.
+struct Float32 {
+  using Stored = float;
+  OBN_INLINE F get(const float* p) { return load(p); }
+  OBN_INLINE F get_first(const float* p, size_t n) { return load_first(p, n); }
+};
+struct Float16 {
+  using Stored = uint16_t;
+  OBN_INLINE F get(const uint16_t* p) { return load_float16(p); }
+  OBN_INLINE F get_first(const uint16_t* p, size_t n) {
+    F v{};
+    for (size_t i = 0; i < n; ++i) v[i] = float_of_float16(p[i]);
+    return v;
+  }
+};
+struct BFloat16 {
+  using Stored = uint16_t;
+  OBN_INLINE F get(const uint16_t* p) { return load_bfloat16(p); }
+  OBN_INLINE F get_first(const uint16_t* p, size_t n) {
+    F v{};
+    for (size_t i = 0; i < n; ++i) v[i] = float_of_bfloat16(p[i]);
+    return v;
+  }
+};
+
+// ---- out(s, r) = Σ_c m(r, c)·v(s, c) ----
+
+template <class Type, size_t kSamples, size_t kRows>
+OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t columns, const float* v, size_t v_row,
+                         float* out, size_t out_row, bool accumulate) {
+  constexpr size_t kChains = kSamples == 1 ? 2 : 1;  // one sample alone has too few sums to hide the latency
+  F total[kChains][kRows][kSamples] = {};
+  size_t c = 0;
+  for (; c + kChains * kLanes <= columns; c += kChains * kLanes) {
+#pragma GCC unroll 2
+    for (size_t chain = 0; chain < kChains; ++chain) {
+      const size_t at = c + chain * kLanes;
+      F values[kSamples];
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) values[s] = load(v + s * v_row + at);
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        const F weight = Type::get(m + r * row + at);
+#pragma GCC unroll 8
+        for (size_t s = 0; s < kSamples; ++s) total[chain][r][s] += weight * values[s];
+      }
+    }
+  }
+  for (; c < columns; c += kLanes) {
+    const size_t n = columns - c;
+    F values[kSamples];
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s)
+      values[s] = n < kLanes ? load_first(v + s * v_row + c, n) : load(v + s * v_row + c);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+      const F weight = n < kLanes ? Type::get_first(m + r * row + c, n) : Type::get(m + r * row + c);
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) total[0][r][s] += weight * values[s];
+    }
+  }
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) {
+      const float result = sum(kChains == 1 ? total[0][r][s] : total[0][r][s] + total[kChains - 1][r][s]);
+      float* to = out + s * out_row + r;
+      *to = accumulate ? *to + result : result;
+    }
+  }
+}
+
+template <class Type, size_t kSamples>
+[[gnu::noinline]] static void dot_rows(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
+                                       const float* v, size_t v_row, float* out, size_t out_row, bool accumulate) {
+  const auto tile = [&]<size_t kRows>(size_t r) __attribute__((always_inline)) {
+    dot_tile<Type, kSamples, kRows>(m + r * row, row, columns, v, v_row, out + r, out_row, accumulate);
+  };
+  for (size_t r = 0; r < rows;) {
+    // Even groups: 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
+    const size_t groups = (rows - r + kDotRows - 1) / kDotRows, at_once = (rows - r + groups - 1) / groups;
+    switch (at_once) {
+      case 1: tile.template operator()<1>(r); break;
+      case 2: tile.template operator()<2>(r); break;
+      case 3: tile.template operator()<kDotRows < 3 ? 1 : 3>(r); break;
+      case 4: tile.template operator()<kDotRows < 4 ? 1 : 4>(r); break;
+      default: tile.template operator()<kDotRows < 5 ? 1 : 5>(r); break;
+    }
+    r += at_once;
+  }
+}
+
+template <class Type>
+void dot_typed(const Matrix& m, const Part& part, const Floats& v, size_t n, float* out, size_t out_row,
+               bool accumulate) {
+  using Stored = typename Type::Stored;
+  // Few rows at a time for all samples, so that the matrix comes from far only once.
+  constexpr size_t kBlock = 4 * kDotRows;
+  for (size_t done = 0; done < part.rows; done += kBlock) {
+    const size_t rows = part.rows - done < kBlock ? part.rows - done : kBlock;
+    const Stored* from = static_cast<const Stored*>(m.data) + (part.first + done) * m.row;
+    float* to = out + part.first + done;
+    for (size_t s = 0; s < n;) {
+      const float* values = v.data + s * v.row;
+      float* results = to + s * out_row;
+      const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+      switch (at_once) {
+        case 1: dot_rows<Type, 1>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
+        case 2: dot_rows<Type, 2>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
+        case 3: dot_rows<Type, 3>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
+        default: dot_rows<Type, 4>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
+      }
+      s += at_once;
+    }
+  }
+}
+
+void dot(const Matrix& m, const Part& part, const Floats& v, size_t n, float* out, size_t out_row, bool accumulate) {
+  if (m.type == BNNSDataTypeFloat32) return dot_typed<Float32>(m, part, v, n, out, out_row, accumulate);
+  if (m.type == BNNSDataTypeFloat16) return dot_typed<Float16>(m, part, v, n, out, out_row, accumulate);
+  dot_typed<BFloat16>(m, part, v, n, out, out_row, accumulate);
+}
+
+// ---- out(s, c) = Σ_r u(s, r)·m(r, c) ----
+
+// Rows taken at a time: their factors stay in registers.
+constexpr size_t combine_rows_for(size_t samples) {
+  return kRegisters == 32 ? (samples <= 2 ? 8 : 4) : samples == 1 ? 8 : samples == 2 ? 4 : 2;
+}
+
+// u(s, r) lies at u[s·u_row + r]; `start` says that out is read first.
+template <class Type, size_t kSamples, size_t kRows>
+[[gnu::noinline]] static void combine_tile(const typename Type::Stored* m, size_t row, size_t columns, const float* u,
+                                           size_t u_row, float* out, size_t out_row, bool start) {
+  F factor[kRows][kSamples];
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) factor[r][s] = splat(u[s * u_row + r]);
+  }
+  size_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    F total[kSamples];
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) total[s] = start ? load(out + s * out_row + c) : F{};
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+      const F weight = Type::get(m + r * row + c);
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) total[s] += factor[r][s] * weight;
+    }
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
+  }
+  if (c == columns) return;
+  const size_t n = columns - c;
+#pragma GCC unroll 8
+  for (size_t s = 0; s < kSamples; ++s) {
+    F total = start ? load_first(out + s * out_row + c, n) : F{};
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) total += factor[r][s] * Type::get_first(m + r * row + c, n);
+    store_first(out + s * out_row + c, total, n);
+  }
+}
+
+template <class Type, size_t kSamples>
+OBN_INLINE void combine_samples(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
+                                const float* u, size_t u_row, float* out, size_t out_row, bool accumulate) {
+  constexpr size_t kRows = combine_rows_for(kSamples);
+  size_t r = 0;
+  for (; r + kRows <= rows; r += kRows)
+    combine_tile<Type, kSamples, kRows>(m + r * row, row, columns, u + r, u_row, out, out_row, accumulate || r > 0);
+  for (; r < rows; ++r)
+    combine_tile<Type, kSamples, 1>(m + r * row, row, columns, u + r, u_row, out, out_row, accumulate || r > 0);
+}
+
+template <class Type>
+void combine_typed(const Matrix& m, const Part& part, const Floats& u, size_t n, float* out, size_t out_row,
+                   bool accumulate) {
+  using Stored = typename Type::Stored;
+  // As many columns at a time as keep the sums in the first-level cache.
+  const size_t block = n >= 3 ? 1024 : n == 2 ? 2048 : 4096;
+  for (size_t c = 0; c < m.columns; c += block) {
+    const size_t columns = m.columns - c < block ? m.columns - c : block;
+    const Stored* from = static_cast<const Stored*>(m.data) + part.first * m.row + c;
+    for (size_t s = 0; s < n;) {
+      const float* factors = u.data + s * u.row + part.first;
+      float* to = out + s * out_row + c;
+      const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+      switch (at_once) {
+        case 1:
+          combine_samples<Type, 1>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
+          break;
+        case 2:
+          combine_samples<Type, 2>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
+          break;
+        case 3:
+          combine_samples<Type, 3>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
+          break;
+        default:
+          combine_samples<Type, 4>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
+          break;
+      }
+      s += at_once;
+    }
+  }
+}
+
+void combine(const Matrix& m, const Part& part, const Floats& u, size_t n, float* out, size_t out_row,
+             bool accumulate) {
+  if (m.type == BNNSDataTypeFloat32) return combine_typed<Float32>(m, part, u, n, out, out_row, accumulate);
+  if (m.type == BNNSDataTypeFloat16) return combine_typed<Float16>(m, part, u, n, out, out_row, accumulate);
+  combine_typed<BFloat16>(m, part, u, n, out, out_row, accumulate);
+}
+
+// ---- g(r, c) = Σ_s u(s, r)·v(s, c) ----
+
+// Σ_s u(s, r)·v(s, c …): one vector of one row; u points at (0, r), v at (0, c).
+OBN_INLINE F outer_vector(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n) {
+  F total = splat(u_at[0]) * load(v_at);
+  for (size_t s = 1; s < n; ++s) total += splat(u_at[s * u.row]) * load(v_at + s * v.row);
+  return total;
+}
+OBN_INLINE F outer_first(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
+                         size_t count) {
+  F total = splat(u_at[0]) * load_first(v_at, count);
+  for (size_t s = 1; s < n; ++s) total += splat(u_at[s * u.row]) * load_first(v_at + s * v.row, count);
+  return total;
+}
+
+// One row of g, float32 without gaps.
+OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
+                          size_t columns, float* g, bool accumulate) {
+  size_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    const F total = outer_vector(u, u_at, v, v_at + c, n);
+    store(g + c, accumulate ? load(g + c) + total : total);
+  }
+  if (c == columns) return;
+  const F total = outer_first(u, u_at, v, v_at + c, n, columns - c);
+  store_first(g + c, accumulate ? load_first(g + c, columns - c) + total : total, columns - c);
+}
+
+// The same past the caches, in whole cache lines; what lies before the first and after the last goes the usual way.
+OBN_INLINE void outer_row_streamed(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
+                                   size_t columns, float* g) {
+  size_t before = (64 - reinterpret_cast<uintptr_t>(g) % 64) % 64 / sizeof(float);
+  if (before > columns) before = columns;
+  outer_row(u, u_at, v, v_at, n, before, g, false);
+  size_t c = before;
+  for (; c + kLineFloats <= columns; c += kLineFloats) {
+#pragma GCC unroll 4
+    for (size_t k = 0; k < kLineFloats; k += kLanes) stream(g + c + k, outer_vector(u, u_at, v, v_at + c + k, n));
+  }
+  outer_row(u, u_at, v, v_at + c, n, columns - c, g + c, false);
+}
+
+// Four rows together: each vector of v is loaded once for all of them.
+[[gnu::noinline]] static void outer_four(const Floats& u, const float* u_at, const Floats& v, const float* v_at,
+                                         size_t n, size_t columns, float* g, size_t g_row, bool accumulate) {
+  size_t c = 0;
+  for (; c + kLanes <= columns; c += kLanes) {
+    F total[4] = {};
+    if (accumulate) {
+#pragma GCC unroll 4
+      for (size_t r = 0; r < 4; ++r) total[r] = load(g + r * g_row + c);
+    }
+    for (size_t s = 0; s < n; ++s) {
+      const F values = load(v_at + s * v.row + c);
+#pragma GCC unroll 4
+      for (size_t r = 0; r < 4; ++r) total[r] += splat(u_at[s * u.row + r]) * values;
+    }
+#pragma GCC unroll 4
+    for (size_t r = 0; r < 4; ++r) store(g + r * g_row + c, total[r]);
+  }
+  if (c == columns) return;
+  for (size_t r = 0; r < 4; ++r)
+    outer_row(u, u_at + r, v, v_at + c, n, columns - c, g + r * g_row + c, accumulate);
+}
+
+// A gradient that is not plain rows of float32 goes through a block.
+void outer_converted(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part,
+                     const Gradient& g) {
+  constexpr size_t kBlock = 512;
+  float block[kBlock], old[kBlock];
+  for (size_t r = part.first; r < part.first + part.rows; ++r) {
+    for (size_t c = 0; c < columns; c += kBlock) {
+      const size_t count = columns - c < kBlock ? columns - c : kBlock;
+      std::byte* to = g.data + (r * g.row + c * g.column) * bytes_of(g.type);
+      outer_row(u, u.data + r, v, v.data + c, n, count, block, false);
+      if (g.accumulate) {
+        load_row(g.type, to, g.column, count, old);
+        for (size_t i = 0; i < count; ++i) block[i] += old[i];
+      }
+      store_row(g.type, to, g.column, count, block);
+    }
+  }
+}
+
+void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g) {
+  if (g.type != BNNSDataTypeFloat32 || g.column != 1) return outer_converted(u, v, n, columns, part, g);
+  float* rows = reinterpret_cast<float*>(g.data);
+  const size_t end = part.first + part.rows;
+  if (g.stream && !g.accumulate) {
+    for (size_t r = part.first; r < end; ++r)
+      outer_row_streamed(u, u.data + r, v, v.data, n, columns, rows + r * g.row);
+    fence();
+    return;
+  }
+  // As many columns at a time as keep v in the first-level cache.
+  const size_t block = n >= 4 ? 1024 : 4096;
+  for (size_t c = 0; c < columns; c += block) {
+    const size_t count = columns - c < block ? columns - c : block;
+    size_t r = part.first;
+    for (; r + 4 <= end; r += 4)
+      outer_four(u, u.data + r, v, v.data + c, n, count, rows + r * g.row + c, g.row, g.accumulate);
+    for (; r < end; ++r) outer_row(u, u.data + r, v, v.data + c, n, count, rows + r * g.row + c, g.accumulate);
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {dot, combine, outer};
+
+}  // namespace obn::OBN_TARGET::fully_connected

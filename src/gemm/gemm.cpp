@@ -1,26 +1,267 @@
+// Which way a product takes, how it is cut, and who computes which part. No cut across rows or columns of c changes a
+// bit, so those may depend on the number of threads; the cuts of k depend on k alone.
 #include "gemm/gemm.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "base/memory.h"
 #include "base/pool.h"
 #include "base/types.h"
+#include "gemm/gemm_kernels.h"
+
+namespace obn::portable::gemm {
+extern const obn::gemm::Kernels kernels;
+}
+#if defined(OBN_X86)
+namespace obn::avx2::gemm {
+extern const obn::gemm::Kernels kernels;
+}
+namespace obn::avx512::gemm {
+extern const obn::gemm::Kernels kernels;
+}
+#endif
 
 namespace obn::gemm {
 
-size_t work_bytes(const Product&) { return 0; }
+#if defined(OBN_X86)
+const Targets<Kernels> targets = {&portable::gemm::kernels, &avx2::gemm::kernels, &avx512::gemm::kernels, nullptr};
+#else
+const Targets<Kernels> targets = {&portable::gemm::kernels, nullptr, nullptr, nullptr};
+#endif
 
-void run(const Product& p, size_t threads, std::byte*) {
-  parallel(p.m, threads, [&](size_t i) { run_reference(p, i, i + 1); });
+namespace {
+
+// Multiply-adds below which a product stays on one thread: waking another costs as much as computing these.
+constexpr size_t kAlone = size_t{1} << 18;
+constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
+constexpr size_t kFewestRows = 64;              // of a ticket that packs b for itself
+constexpr size_t kMostShared = size_t{16} << 20;  // bytes of packed a that threads share
+
+size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
+
+size_t second_level_cache() {
+  static const size_t bytes = [] {
+    long found = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    found = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return found > 0 ? std::clamp(static_cast<size_t>(found), size_t{256} << 10, size_t{2} << 20) : size_t{512} << 10;
+  }();
+  return bytes;
 }
 
-size_t work_bytes(const Product& first, size_t) { return work_bytes(first); }
+// ---- ways ----
+
+enum class Way { row, dots, turned, plain, packed };
+
+bool is_float32(const Product& p) { return p.a.type == BNNSDataTypeFloat32 && p.b.type == BNNSDataTypeFloat32; }
+
+// Strides along extents of 1 do not matter and are made those that open the most ways. A column vector that lies as a
+// run is done as a row: cᵀ = bᵀ · aᵀ.
+Product simplified(const Product& given) {
+  Product p = given;
+  static const float nothing = 0.0f;
+  if (p.k == 0) p.a = p.b = {&nothing, 0, 1};
+  if (p.k == 1) p.a.column = p.b.row = 1;
+  if (p.n == 1) p.b.column = 1;
+  const bool can_turn = p.n == 1 && (p.m == 1 || p.c_row == 1) && p.a.row == 1 && p.a.column != 1 &&
+                        (!p.activation || p.activation->is_elementwise());
+  if (!can_turn) return p;
+  Product turned = p;
+  turned.m = 1;
+  turned.n = p.m;
+  turned.a = {p.b.data, 1, p.b.row, p.b.type};
+  turned.b = {p.a.data, p.a.column, 1, p.a.type};
+  turned.c_row = p.m;
+  turned.row_bias = p.column_bias;
+  turned.column_bias = p.row_bias;
+  return turned;
+}
+
+// Packing b costs nothing where its rows are runs; plain then only spares packing a, and needs both operands at home in
+// the caches, or few enough columns that a is read only once.
+bool can_be_plain(const Product& p) {
+  constexpr size_t kMostBytes = 96 << 10;  // gaps included
+  constexpr size_t kFewColumns = 32, kShortRow = 64;
+  if (p.b.column != 1) return false;
+  if (p.n <= kFewColumns && p.b.row <= kShortRow) return true;
+  const size_t a_span = (p.m - 1) * p.a.row + (p.k - 1) * p.a.column + 1, b_span = (p.k - 1) * p.b.row + p.n;
+  return (a_span + b_span) * sizeof(float) <= kMostBytes;
+}
+
+// The cheapest way, counted in vector multiply-adds. The other constants are measured: what it costs to pack or turn a
+// value, and to bring a dot product from lanes to one number.
+Way way_of(const Product& p, const Kernels& kernels) {
+  constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
+  constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
+  if (p.k == 0) return Way::plain;
+  if (!is_float32(p)) return Way::packed;
+  const size_t lanes = kernels.tile_columns / 2;
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
+  const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
+  if (p.a.column == 1 && p.b.row == 1) {
+    const double packing = kPack * k * (p.n <= kernels.tile_columns ? n : m + n);  // a single strip leaves a in place
+    return sums < tiles + packing ? Way::dots : Way::packed;
+  }
+  if (p.b.column != 1) return Way::packed;
+  if (p.m == 1) return Way::row;
+  const Way way = can_be_plain(p) ? Way::plain : Way::packed;
+  const double cost = tiles + (way == Way::packed ? kPack * m * k : 0.0);
+  const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
+  return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
+}
+
+// ---- cuts ----
+
+struct Cut {
+  size_t rows, columns;  // of one ticket
+  size_t down, across;   // tickets
+
+  Block block(const Product& p, size_t ticket) const {
+    const size_t i = ticket / across * rows, j = ticket % across * columns;
+    return {i, std::min(rows, p.m - i), j, std::min(columns, p.n - j)};
+  }
+};
+
+size_t tickets_wanted(const Product& p, size_t threads) {
+  const size_t work = p.m * p.n * p.k;
+  if (threads == 1 || work < kAlone) return 1;
+  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), 4 * threads);
+}
+
+Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
+  const size_t wanted = tickets_wanted(p, threads);
+  Cut cut = {p.m, p.n, 1, 1};
+  if (way == Way::packed) {
+    // A block of packed a leaves the second-level cache some room for b and c.
+    const size_t depth = even_part(p.k, kDepth);
+    const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, kernels.tile_rows);
+    cut.rows = even_part(p.m, std::min<size_t>(most, 1024));
+    if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, kFewestRows));
+  } else if (p.m >= p.n || way == Way::turned) {
+    cut.rows = divide_up(p.m, wanted);
+  }
+  cut.down = divide_up(p.m, cut.rows);
+  if (cut.down < wanted)
+    cut.columns = std::min(p.n, round_up(divide_up(p.n, divide_up(wanted, cut.down)), kernels.tile_columns));
+  cut.across = divide_up(p.n, cut.columns);
+  return cut;
+}
+
+// ---- running ----
+
+// A packed once for all tickets of a row of blocks; else each ticket packs its own.
+bool can_share(const Product& p) {
+  return p.m <= kMostShared / sizeof(float) / std::max<size_t>(p.k, 1);
+}
+size_t shared_block(const Product& p, const Cut& cut) { return round_up(cut.rows * p.k + kPackSlack, kPackSlack); }
+
+void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* shared) {
+  if (shared) {
+    parallel(cut.down, threads, [&](size_t down) {
+      const Block block = cut.block(p, down * cut.across);
+      const size_t depth = even_part(p.k, kDepth);
+      for (size_t first = 0; first < p.k; first += depth)
+        kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first),
+                       shared + down * shared_block(p, cut) + first * block.rows);
+    });
+  }
+  parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+    const float* a = shared ? shared + ticket / cut.across * shared_block(p, cut) : nullptr;
+    kernels.packed(p, cut.block(p, ticket), a, reinterpret_cast<float*>(scratch()));
+  });
+}
+
+void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte* work) {
+  const Way way = way_of(p, kernels);
+  const Cut cut = cut_of(p, way, kernels, threads);
+  // A softmax wants whole rows.
+  const activation::Fused* last = nullptr;
+  if (p.activation && cut.across > 1 && !p.activation->is_elementwise()) std::swap(last, p.activation);
+  const size_t tickets = cut.down * cut.across;
+  switch (way) {
+    case Way::packed:
+      run_packed(p, cut, kernels, threads, cut.across > 1 && can_share(p) ? reinterpret_cast<float*>(work) : nullptr);
+      break;
+    case Way::plain:
+      parallel(tickets, threads, [&](size_t ticket) { kernels.plain(p, cut.block(p, ticket)); });
+      break;
+    case Way::dots:
+      parallel(tickets, threads, [&](size_t ticket) { kernels.dots(p, cut.block(p, ticket)); });
+      break;
+    case Way::turned:
+      parallel(tickets, threads, [&](size_t ticket) {
+        kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
+      });
+      break;
+    case Way::row:
+      parallel(tickets, threads, [&](size_t ticket) {
+        kernels.row(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
+      });
+      break;
+  }
+  if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
+}
+
+}  // namespace
+
+size_t work_bytes(const Product& product) {
+  constexpr size_t kNarrowestTile = 8;  // narrower products are not cut across, so nothing is shared
+  const Product p = simplified(product);
+  if (p.m == 1 || p.n <= kNarrowestTile || !can_share(p)) return 0;
+  const size_t blocks = divide_up(p.m, std::min(p.m, kFewestRows));  // no cut has more
+  return (p.m * p.k + blocks * 2 * kPackSlack) * sizeof(float);
+}
+
+void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work) {
+  run_simplified(kernels, simplified(product), threads, work);
+}
+
+void run(const Product& product, size_t threads, std::byte* work) {
+  run_on(targets.best(), product, threads, work);
+}
+
+// ---- batches ----
+
+namespace {
+
+Product product_at(const Product& first, size_t i, size_t a_step, size_t b_step, size_t c_step) {
+  Product p = first;
+  p.a.data = static_cast<const std::byte*>(first.a.data) + i * a_step * bytes_of(first.a.type);
+  p.b.data = static_cast<const std::byte*>(first.b.data) + i * b_step * bytes_of(first.b.type);
+  p.c = first.c + i * c_step;
+  return p;
+}
+
+}  // namespace
+
+size_t work_bytes(const Product& first, size_t count) {
+  Product all = first;
+  all.m *= count;
+  return std::max(work_bytes(first), work_bytes(all));
+}
 
 void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step, size_t c_step, size_t threads,
-               std::byte*) {
-  parallel(count, threads, [&](size_t i) {
-    Product p = first;
-    p.a.data = static_cast<const std::byte*>(first.a.data) + i * a_step * bytes_of(first.a.type);
-    p.b.data = static_cast<const std::byte*>(first.b.data) + i * b_step * bytes_of(first.b.type);
-    p.c = first.c + i * c_step;
-    run_reference(p, 0, p.m);
+               std::byte* work) {
+  // The same b for samples that follow each other: one tall product.
+  if (b_step == 0 && !first.row_bias && a_step == first.m * first.a.row && c_step == first.m * first.c_row) {
+    Product all = first;
+    all.m *= count;
+    return run(all, threads, work);
+  }
+  const size_t work_each = std::max<size_t>(first.m * first.n * first.k, 1);
+  if (count < 2 * threads && work_each >= kAlone) {
+    for (size_t i = 0; i < count; ++i) run(product_at(first, i, a_step, b_step, c_step), threads, work);
+    return;
+  }
+  const size_t at_once = divide_up(kPerTicket, work_each);
+  parallel(divide_up(count, at_once), count * work_each < kAlone ? 1 : threads, [&](size_t ticket) {
+    for (size_t i = ticket * at_once; i < std::min(count, (ticket + 1) * at_once); ++i)
+      run(product_at(first, i, a_step, b_step, c_step), 1, nullptr);
   });
 }
 

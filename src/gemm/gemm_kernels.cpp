@@ -1,1 +1,515 @@
+// The loops of the matrix engine, once per instruction set. Letters as in gemm.h; p counts steps of k.
+#include "gemm/gemm_kernels.h"
+
+#include "simd/convert.h"
 #include "simd/tile.h"
+
+namespace obn::OBN_TARGET {
+
+// ---- the register tile ----
+
+namespace {
+
+template <size_t kRows>
+void multiply_some(const Tile& t) {
+  const bool packed = t.a_row == 1 && t.a_step == kRows;
+  if (t.columns == kTileColumns) {
+    if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
+  }
+  if (t.columns > kLanes) {
+    if (packed) return multiply_rows<kRows, 2, true, false, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, false, false>(t, nullptr);
+  }
+  if (packed) return multiply_rows<kRows, 1, true, false, false>(t, nullptr);
+  multiply_rows<kRows, 1, false, false, false>(t, nullptr);
+}
+
+}  // namespace
+
+#if defined(__AVX512F__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,           multiply_some<1>,  multiply_some<2>,  multiply_some<3>,  multiply_some<4>,
+    multiply_some<5>,  multiply_some<6>,  multiply_some<7>,  multiply_some<8>,  multiply_some<9>,
+    multiply_some<10>, multiply_some<11>, multiply_some<12>, multiply_some<13>, multiply_some<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>,
+    multiply_some<4>, multiply_some<5>, multiply_some<6>};
+#else
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>, multiply_some<4>,
+    multiply_some<5>, multiply_some<6>, multiply_some<7>, multiply_some<8>};
+#endif
+
+namespace gemm {
+namespace {
+
+using obn::gemm::Block;
+using obn::gemm::even_part;
+using obn::gemm::kDepth;
+using obn::gemm::kDotDepth;
+using obn::gemm::kRowStrip;
+using obn::gemm::Operand;
+using obn::gemm::Product;
+
+OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+const float* floats(const Operand& o, size_t i, size_t j) {
+  return static_cast<const float*>(o.data) + i * o.row + j * o.column;
+}
+
+// ---- packing ----
+
+struct Float32 {
+  using Value = float;
+  OBN_INLINE float one(const float* p) { return *p; }
+  OBN_INLINE F whole(const float* p) { return load(p); }
+  OBN_INLINE F some(const float* p, size_t n) { return load_first(p, n); }
+};
+
+template <bool kBrain>
+struct Half {
+  using Value = uint16_t;
+  OBN_INLINE float one(const uint16_t* p) { return kBrain ? float_of_bfloat16(*p) : float_of_float16(*p); }
+  OBN_INLINE F whole(const uint16_t* p) { return kBrain ? load_bfloat16(p) : load_float16(p); }
+  OBN_INLINE F some(const uint16_t* p, size_t n) {
+    uint16_t lanes[kLanes] = {};
+    for (size_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return whole(lanes);
+  }
+};
+
+template <class Type>
+OBN_INLINE F up_to(const typename Type::Value* p, size_t n) {
+  return n >= kLanes ? Type::whole(p) : Type::some(p, n);
+}
+
+// An operand as a panel sees it: lines (rows of a, columns of b) across, k down.
+struct Source {
+  const Operand& operand;
+  size_t offset;  // of line 0, step 0
+  size_t line;    // values from one line to the next
+  size_t step;    // values from one step of k to the next
+};
+
+constexpr size_t kMostWidth = kTileRows > kTileColumns ? kTileRows : kTileColumns;
+constexpr size_t kMostVectors = (kMostWidth + kLanes - 1) / kLanes;
+
+// Runs along k: kLanes steps of kLanes lines at a time are turned in registers.
+template <class Type>
+OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
+                            float* to) {
+  const size_t vectors = (width + kLanes - 1) / kLanes;
+  for (size_t p = 0; p < depth; p += kLanes) {
+    const size_t steps = least(kLanes, depth - p);
+    F v[kMostVectors][kLanes];
+    for (size_t g = 0; g < vectors; ++g) {
+      for (size_t i = 0; i < kLanes; ++i) {
+        const size_t which = g * kLanes + i;
+        v[g][i] = which < lines ? up_to<Type>(from + which * line + p, steps) : F{};
+      }
+      transpose(v[g]);
+    }
+    for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
+      for (size_t g = 0; g < vectors; ++g) store(to + (p + q) * width + g * kLanes, v[g][q]);
+  }
+}
+
+// Runs along the lines.
+template <class Type>
+OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, size_t lines, size_t width, size_t depth,
+                              float* to) {
+  const size_t vectors = (width + kLanes - 1) / kLanes;
+  const size_t reach = step >= vectors * kLanes ? depth - 1 : 0;  // steps whose memory can be read to whole vectors
+  size_t p = 0;
+  if (lines == width) {
+    for (; p < reach; ++p)
+      for (size_t g = 0; g < vectors; ++g)
+        store(to + p * width + g * kLanes, Type::whole(from + p * step + g * kLanes));
+  }
+  for (; p < depth; ++p) {
+    for (size_t g = 0; g < vectors; ++g) {
+      const size_t first = g * kLanes;
+      store(to + p * width + first, first < lines ? up_to<Type>(from + p * step + first, lines - first) : F{});
+    }
+  }
+}
+
+template <class Type>
+[[gnu::noinline]] void pack_as(const Source& s, size_t lines, size_t width, size_t depth, float* to) {
+  const auto* from = static_cast<const typename Type::Value*>(s.operand.data) + s.offset;
+  if (s.line == 1) return pack_straight<Type>(from, s.step, lines, width, depth, to);
+  if (s.step == 1) return pack_turned<Type>(from, s.line, lines, width, depth, to);
+  for (size_t p = 0; p < depth; ++p)
+    for (size_t i = 0; i < width; ++i)
+      to[p * width + i] = i < lines ? Type::one(from + i * s.line + p * s.step) : 0.0f;
+}
+
+// to[p · width + i] = value p of line i, 0 for lines that are not there. Up to kLanes - 1 floats behind the panel are
+// scribbled on where width is not made of whole vectors.
+void pack(const Source& s, size_t lines, size_t width, size_t depth, float* to) {
+  if (s.operand.type == BNNSDataTypeFloat32) return pack_as<Float32>(s, lines, width, depth, to);
+  if (s.operand.type == BNNSDataTypeBFloat16) return pack_as<Half<true>>(s, lines, width, depth, to);
+  pack_as<Half<false>>(s, lines, width, depth, to);
+}
+
+// Row panels of a block, as even as they come (30 rows of 14: 3 x 10); the first ones may have one row more.
+struct Panels {
+  size_t count, rows, longer;
+
+  explicit Panels(size_t all) : count(row_panels(all)), rows(all / count), longer(all % count) {}
+  size_t rows_of(size_t panel) const { return rows + (panel < longer ? 1 : 0); }
+};
+
+void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to) {
+  const Panels panels(rows);
+  for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
+    const size_t height = panels.rows_of(r);
+    pack({a, (row + i) * a.row + first * a.column, a.row, a.column}, height, height, depth, to + i * depth);
+  }
+}
+
+// ---- the end of a sum ----
+
+// What a tile at (row, column) of c is to do besides multiplying. Biases go with the first cut of k.
+void begin(const Product& p, size_t row, size_t column, size_t columns, bool first, Tile* t) {
+  t->c = p.c + row * p.c_row + column;
+  t->c_row = p.c_row;
+  t->columns = columns;
+  t->accumulate = p.accumulate || !first;
+  t->alpha = p.alpha;
+  t->row_bias = first && p.row_bias ? p.row_bias + row : nullptr;
+  t->column_bias = first && p.column_bias ? p.column_bias + column : nullptr;
+}
+
+void activate(const Product& p, size_t row, size_t rows, size_t column, size_t columns) {
+  if (!p.activation) return;
+  for (size_t i = row; i < row + rows; ++i) p.activation->forward(p.c + i * p.c_row + column, columns);
+}
+
+// Columns after which an activation comes: while they are in the cache, unless it wants whole rows.
+size_t columns_at_once(const Product& p, const Block& block) {
+  constexpr size_t kGroup = 8 * kTileColumns;
+  return p.activation && p.activation->is_elementwise() ? kGroup : block.columns;
+}
+
+// ---- packed ----
+
+// The first row panel reads b where it lies and leaves a packed copy for the others; the copying rides along in slots
+// that the multiplications leave idle.
+template <size_t kRows>
+[[gnu::noinline]] void multiply_and_copy(const Tile& t, float* copy) {
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, true>(t, copy);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, true>(t, copy);
+  multiply_rows<kRows, 1, true, false, true>(t, copy);
+}
+
+struct CopyingTiles {
+  void (*of_rows[kTileRows + 1])(const Tile&, float*) = {};
+};
+template <size_t kRows>
+constexpr void list(CopyingTiles& tiles) {
+  tiles.of_rows[kRows] = multiply_and_copy<kRows>;
+  if constexpr (kRows > 1) list<kRows - 1>(tiles);
+}
+constexpr CopyingTiles list_all() {
+  CopyingTiles tiles;
+  list<kTileRows>(tiles);
+  return tiles;
+}
+constexpr CopyingTiles copying = list_all();
+
+bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
+
+// A single strip of columns does not pay for packing a.
+bool is_a_in_place(const Product& p, const Block& block) {
+  return p.a.type == BNNSDataTypeFloat32 && block.columns <= kTileColumns && !is_b_in_place(p);
+}
+
+// One tile's width of columns, one cut of k, all rows of the block.
+struct Strip {
+  const Product& product;
+  const Block& block;
+  size_t column, columns;
+  size_t first, depth;
+  const float* a;  // packed, or NULL: in place
+  float* copy;     // (depth, kTileColumns)
+  bool is_last;
+};
+
+// Where the tile of row panel r finds b, and what it fetches for those to come: the first panel reads b where it lies;
+// the second and third fetch the lines of the next columns, one per step of k. A panel all alone fetches its own.
+void place_b(const Strip& s, size_t r, size_t panels, Tile* t) {
+  constexpr size_t kLine = 16, kDistance = 16;  // floats, steps of k
+  const Operand& operand = s.product.b;
+  const float* b = floats(operand, s.first, s.column);
+  t->b = r == 0 ? b : s.copy;
+  t->b_step = r == 0 ? operand.row : kTileColumns;
+  const bool fetches_next = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
+  t->ahead = panels == 1 ? b + kDistance * operand.row : fetches_next ? b + kTileColumns + (r - 1) * kLine : nullptr;
+  t->ahead_step = t->ahead ? operand.row : 0;
+}
+
+void multiply_strip(const Strip& s) {
+  const Product& p = s.product;
+  const Panels panels(s.block.rows);
+  const bool b_in_place = is_b_in_place(p);
+  Tile t;
+  t.k = s.depth;
+  t.b = s.copy;
+  t.b_step = kTileColumns;
+  if (!b_in_place)
+    pack({p.b, s.first * p.b.row + s.column * p.b.column, p.b.column, p.b.row}, s.columns, kTileColumns, s.depth,
+         s.copy);
+  for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
+    const size_t rows = panels.rows_of(r);
+    begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
+    t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
+    t.a_row = s.a ? 1 : p.a.row;
+    t.a_step = s.a ? rows : p.a.column;
+    if (b_in_place) place_b(s, r, panels.count, &t);
+    if (b_in_place && r == 0 && panels.count > 1) {
+      copying.of_rows[rows](t, s.copy);
+    } else {
+      multiply_tile[rows](t);
+    }
+  }
+}
+
+void packed(const Product& p, const Block& block, const float* packed_a, float* work) {
+  const size_t depth = even_part(p.k, kDepth);
+  const size_t end = block.column + block.columns, group = columns_at_once(p, block);
+  float* copy = work;
+  float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
+  for (size_t first = 0; first < p.k; first += depth) {
+    const size_t steps = least(depth, p.k - first);
+    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
+    const float* a = packed_a ? packed_a + first * block.rows : own_a;
+    for (size_t from = block.column; from < end; from += group) {
+      const size_t to = least(end, from + group);
+      for (size_t j = from; j < to; j += kTileColumns)
+        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy, j + kTileColumns >= end});
+      if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
+    }
+  }
+}
+
+// ---- plain ----
+
+void plain(const Product& p, const Block& block) {
+  const size_t end = block.column + block.columns;
+  const Panels panels(block.rows);
+  Tile t;
+  t.a_row = p.a.row;
+  t.a_step = p.a.column;
+  t.b_step = p.b.row;
+  t.k = p.k;
+  for (size_t j = block.column; j < end; j += kTileColumns) {
+    for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
+      begin(p, block.row + i, j, least(kTileColumns, end - j), true, &t);
+      t.a = floats(p.a, block.row + i, 0);
+      t.b = floats(p.b, 0, j);
+      multiply_tile[panels.rows_of(r)](t);
+    }
+  }
+  activate(p, block.row, block.rows, block.column, block.columns);
+}
+
+// ---- dot products ----
+
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr size_t kDotRows = 4;  // 20 of 32 registers hold sums
+#else
+constexpr size_t kDotRows = 2;  // 10 of 16
+#endif
+constexpr size_t kDotColumns = 5;
+
+typedef float Quad __attribute__((vector_size(16)));
+
+OBN_INLINE Quad fold(F v) {
+#if defined(__AVX512F__)
+  const __m512 w = reinterpret_cast<__m512>(v);
+  return reinterpret_cast<Quad>(
+      _mm_add_ps(_mm_add_ps(_mm512_castps512_ps128(w), _mm512_extractf32x4_ps(w, 1)),
+                 _mm_add_ps(_mm512_extractf32x4_ps(w, 2), _mm512_extractf32x4_ps(w, 3))));
+#elif defined(__AVX2__)
+  return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+  return v;
+#endif
+}
+
+// The sums of four vectors side by side.
+OBN_INLINE Quad sums(F a, F b, F c, F d) {
+  const Quad w = fold(a), x = fold(b), y = fold(c), z = fold(d);
+  const Quad wx = __builtin_shufflevector(w, x, 0, 4, 1, 5) + __builtin_shufflevector(w, x, 2, 6, 3, 7);
+  const Quad yz = __builtin_shufflevector(y, z, 0, 4, 1, 5) + __builtin_shufflevector(y, z, 2, 6, 3, 7);
+  return __builtin_shufflevector(wx, yz, 0, 1, 4, 5) + __builtin_shufflevector(wx, yz, 2, 3, 6, 7);
+}
+
+// A tile whose b is turned: b(p, j) lies at b[j·b_step + p], a(i, p) at a[i·a_row + p]. Lanes run along k.
+template <size_t kRows, size_t kColumns>
+[[gnu::noinline]] void dot_tile(const Tile& t) {
+  constexpr size_t kCount = kRows * kColumns, kPadded = (kCount + 3) / 4 * 4;
+  F sum[kPadded];
+#pragma GCC unroll 24
+  for (size_t i = 0; i < kPadded; ++i) sum[i] = F{};
+  auto step = [&](size_t p, auto read) __attribute__((always_inline)) {
+    F x[kRows];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i) x[i] = read(t.a + i * t.a_row + p);
+#pragma GCC unroll 5
+    for (size_t j = 0; j < kColumns; ++j) {
+      const F w = read(t.b + j * t.b_step + p);
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kRows; ++i) sum[i * kColumns + j] += x[i] * w;
+    }
+  };
+  size_t p = 0;
+  for (; p + kLanes <= t.k; p += kLanes)
+    step(p, [](const float* from) __attribute__((always_inline)) { return load(from); });
+  if (p < t.k)
+    step(p, [&](const float* from) __attribute__((always_inline)) { return load_first(from, t.k - p); });
+  float value[kPadded];
+#pragma GCC unroll 6
+  for (size_t i = 0; i < kPadded; i += 4) {
+    const Quad four = sums(sum[i], sum[i + 1], sum[i + 2], sum[i + 3]) * t.alpha;
+    std::memcpy(value + i, &four, sizeof four);
+  }
+  for (size_t i = 0; i < kRows; ++i) {
+    float* c = t.c + i * t.c_row;
+    for (size_t j = 0; j < kColumns; ++j) {
+      float v = value[i * kColumns + j];
+      if (t.row_bias) v += t.row_bias[i];
+      if (t.column_bias) v += t.column_bias[j];
+      c[j] = t.accumulate ? v + c[j] : v;
+    }
+  }
+}
+
+struct DotTiles {
+  MultiplyTile of_size[kDotRows + 1][kDotColumns + 1] = {};
+};
+template <size_t kRows, size_t kColumns>
+constexpr void list(DotTiles& tiles) {
+  tiles.of_size[kRows][kColumns] = dot_tile<kRows, kColumns>;
+  if constexpr (kColumns > 1) {
+    list<kRows, kColumns - 1>(tiles);
+  } else if constexpr (kRows > 1) {
+    list<kRows - 1, kDotColumns>(tiles);
+  }
+}
+constexpr DotTiles list_all_dots() {
+  DotTiles tiles;
+  list<kDotRows, kDotColumns>(tiles);
+  return tiles;
+}
+constexpr DotTiles dot_tiles = list_all_dots();
+
+void dots(const Product& p, const Block& block) {
+  const size_t depth = even_part(p.k, kDotDepth);
+  const size_t rows = even_part(block.rows, kDotRows), columns = even_part(block.columns, kDotColumns);
+  const size_t down = (block.rows + rows - 1) / rows, across = (block.columns + columns - 1) / columns;
+  const bool by_rows = block.rows >= block.columns;  // the longer side is walked once, the other stays in the cache
+  Tile t;
+  t.a_row = p.a.row;
+  t.b_step = p.b.column;
+  for (size_t first = 0; first < p.k; first += depth) {
+    t.k = least(depth, p.k - first);
+    for (size_t tile = 0; tile < down * across; ++tile) {
+      const size_t i = (by_rows ? tile / across : tile % down) * rows;
+      const size_t j = (by_rows ? tile % across : tile / down) * columns;
+      const size_t height = least(rows, block.rows - i), width = least(columns, block.columns - j);
+      begin(p, block.row + i, block.column + j, width, first == 0, &t);
+      t.a = floats(p.a, block.row + i, first);
+      t.b = floats(p.b, first, block.column + j);
+      dot_tiles.of_size[height][width](t);
+    }
+  }
+  activate(p, block.row, block.rows, block.column, block.columns);
+}
+
+// b (k, n) turned to (n, k), then dot products: for few columns, which would leave lanes of a tile idle.
+void turned(const Product& p, const Block& block, float* work) {
+  const float* from = floats(p.b, 0, block.column);
+  for (size_t q = 0; q < p.k; q += kLanes) {
+    const size_t steps = least(kLanes, p.k - q);
+    for (size_t j = 0; j < block.columns; j += kLanes) {
+      const size_t columns = least(kLanes, block.columns - j);
+      F v[kLanes];
+      for (size_t i = 0; i < kLanes; ++i)
+        v[i] = i < steps ? up_to<Float32>(from + (q + i) * p.b.row + j, columns) : F{};
+      transpose(v);
+      for (size_t i = 0; i < columns; ++i) {
+        float* to = work + (j + i) * p.k + q;
+        if (steps == kLanes) {
+          store(to, v[i]);
+        } else {
+          store_first(to, v[i], steps);
+        }
+      }
+    }
+  }
+  Product q = p;
+  q.b = {work, 1, p.k};
+  q.n = block.columns;
+  q.c = p.c + block.column;
+  q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  dots(q, {block.row, block.rows, 0, block.columns});
+}
+
+// ---- one row ----
+
+// sum (n) += a[0] · b(0) + … + a[kSteps - 1] · b(kSteps - 1), in this order; rows of b lie b_step apart.
+template <size_t kSteps>
+void add_rows(const float* a, const float* b, size_t b_step, size_t n, float* sum) {
+  F x[kSteps];
+  for (size_t q = 0; q < kSteps; ++q) x[q] = splat(a[q]);
+  size_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) {
+    F s = load(sum + j);
+    for (size_t q = 0; q < kSteps; ++q) s += x[q] * load(b + q * b_step + j);
+    store(sum + j, s);
+  }
+  if (j < n) {
+    F s = load_first(sum + j, n - j);
+    for (size_t q = 0; q < kSteps; ++q) s += x[q] * load_first(b + q * b_step + j, n - j);
+    store_first(sum + j, s, n - j);
+  }
+}
+
+void row(const Product& p, const Block& block, float* work) {
+  constexpr size_t kSteps = 8;
+  const size_t end = block.column + block.columns;
+  const float* a = floats(p.a, block.row, 0);
+  for (size_t from = block.column; from < end; from += kRowStrip) {
+    const size_t n = least(kRowStrip, end - from);
+    const float* b = floats(p.b, 0, from);
+    for (size_t j = 0; j < n; ++j) work[j] = 0.0f;
+    size_t q = 0;
+    for (; q + kSteps <= p.k; q += kSteps) {
+      float x[kSteps];
+      for (size_t s = 0; s < kSteps; ++s) x[s] = a[(q + s) * p.a.column];
+      add_rows<kSteps>(x, b + q * p.b.row, p.b.row, n, work);
+    }
+    for (; q < p.k; ++q) add_rows<1>(a + q * p.a.column, b + q * p.b.row, p.b.row, n, work);
+    float* c = p.c + block.row * p.c_row + from;
+    const float bias = p.row_bias ? p.row_bias[block.row] : 0.0f;
+    for (size_t j = 0; j < n; ++j) {
+      float v = work[j] * p.alpha;
+      if (p.row_bias) v += bias;
+      if (p.column_bias) v += p.column_bias[from + j];
+      c[j] = p.accumulate ? v + c[j] : v;
+    }
+  }
+  activate(p, block.row, 1, block.column, block.columns);
+}
+
+}  // namespace
+
+extern const obn::gemm::Kernels kernels;
+const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, turned, row};
+
+}  // namespace gemm
+}  // namespace obn::OBN_TARGET

@@ -65,6 +65,24 @@ OBN_INLINE I load(const int32_t* p) {
 }
 OBN_INLINE void store(int32_t* p, I v) { std::memcpy(p, &v, sizeof v); }
 
+// The same value, which the compiler now keeps in a register: gcc would rather load it again for every use.
+OBN_INLINE F held(F v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__SSE2__)
+  asm("" : "+x"(v));
+#elif defined(__ARM_NEON)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+// The same pointer, without its history: a pointer that walks by a step is then one register, where gcc would keep one
+// per multiple of the step.
+OBN_INLINE const float* held(const float* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // Past the caches; p is aligned to the vector. Call fence() once after the last one.
 OBN_INLINE void stream(float* p, F v) {
 #if defined(__AVX512F__)
@@ -102,6 +120,23 @@ OBN_INLINE void store_first(float* p, F v, size_t n) {
   for (size_t i = 0; i < n; ++i) p[i] = v[i];
 #endif
 }
+
+// Which lanes of a vector count: those in [from, to). The others are loaded as zeros; only with AVX-512 their memory is
+// not touched.
+#if defined(__AVX512F__)
+typedef __mmask16 Keep;
+OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
+  return static_cast<Keep>(((1u << to) - 1) & ~((1u << from) - 1));
+}
+OBN_INLINE F load_kept(const float* p, Keep keep) { return reinterpret_cast<F>(_mm512_maskz_loadu_ps(keep, p)); }
+#else
+typedef I Keep;
+OBN_INLINE Keep keep_lanes(size_t from, size_t to) {
+  const I lane = iota();
+  return (lane >= static_cast<int32_t>(from)) & (lane < static_cast<int32_t>(to));
+}
+OBN_INLINE F load_kept(const float* p, Keep keep) { return from_bits(bits(load(p)) & keep); }
+#endif
 
 // min and max give b when either is NaN (what the x86 instruction does, the same on every target).
 // Spelled out where the compiler would make a comparison and a blend of it.
@@ -209,6 +244,20 @@ OBN_INLINE void join_pairs(F even, F odd, F* a, F* b) {
   *a = __builtin_shufflevector(even, odd, 0, 4, 1, 5);
   *b = __builtin_shufflevector(even, odd, 2, 6, 3, 7);
 #endif
+}
+
+// Lane i is the sum of all lanes of v[i], added up in a fixed tree. Destroys v.
+OBN_INLINE F sum_each(F (&v)[kLanes]) {
+#pragma GCC unroll 4
+  for (size_t n = kLanes / 2; n > 0; n /= 2) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < n; ++i) {
+      F even, odd;
+      split_pairs(v[2 * i], v[2 * i + 1], &even, &odd);
+      v[i] = even + odd;
+    }
+  }
+  return v[0];
 }
 
 }  // namespace obn::OBN_TARGET

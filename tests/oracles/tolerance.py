@@ -13,19 +13,23 @@ ABSOLUTE = {"float32": 1e-6, "float16": 1e-6, "bfloat16": 1e-6}
 # Relative error of a float32 sum against the sum of the sizes of its terms.
 SUM = 1e-6
 
+# The same where Winograd's algorithm may have done the sum: its errors come from all values of a
+# tile, also those that a result at the border hardly uses.
+WINOGRAD = 8e-6
 
-def assert_close(actual, expected, dtype="float32", terms=None):
+
+def assert_close(actual, expected, dtype="float32", terms=None, unit=SUM):
     """Compares an array of ours with float64 values.
 
     actual, expected (same shape); dtype: the type `actual` was stored in; terms: for sums, the
-    sum of the absolute values of the terms, broadcast to the shape.
+    sum of the absolute values of the terms, broadcast to the shape, of which `unit` may be wrong.
     """
     actual = np.asarray(actual).astype(np.float64)
     expected = np.asarray(expected, dtype=np.float64)
     assert actual.shape == expected.shape
     if dtype == "float16":  # values beyond the largest half are infinite in both
         expected = np.where(np.abs(expected) >= 65520.0, np.copysign(np.inf, expected), expected)
-    absolute = ABSOLUTE[dtype] if terms is None else ABSOLUTE[dtype] + SUM * np.asarray(terms)
+    absolute = ABSOLUTE[dtype] if terms is None else ABSOLUTE[dtype] + unit * np.asarray(terms)
     with np.errstate(invalid="ignore"):
         allowed = absolute + RELATIVE[dtype] * np.abs(expected)
         wrong = ~(np.abs(actual - expected) <= allowed)

@@ -70,6 +70,41 @@ def pooling(function, x, dy, geometry, indices=None, bias=None, fused=("identity
     return y.detach().numpy(), x.grad.numpy(), bias.grad.numpy()
 
 
+def convolution(x, w, dy, case, bias=None):
+    """y, dx, dw and db of one convolution layer; `case` has its sizes and its activation."""
+    x, w, bias = (_leaf(x), _leaf(w), _leaf([0.0] * case.outputs if bias is None else bias))
+    (up, down), (left, right) = case.padding
+    steps = {"stride": case.stride, "dilation": case.dilation, "groups": case.groups}
+    if case.transposed:  # all that the taps reach, then the part that the padding leaves
+        z = F.conv_transpose2d(x, w, **steps)
+        height, width = case.output_shape[2:]
+        down, right = up + height - z.shape[2], left + width - z.shape[3]
+        z = F.pad(z, (-left, right, -up, down))
+    else:
+        z = F.conv2d(F.pad(x, (left, right, up, down)), w, **steps)
+        z = z[:, :, : case.output_shape[2], : case.output_shape[3]]
+    return _judged(z + bias[:, None, None], dy, case, x, w, bias)
+
+
+def fully_connected(x, w, dy, case, bias=None):
+    """The same of one fully connected layer."""
+    x, w, bias = (_leaf(x), _leaf(w), _leaf([0.0] * case.outputs if bias is None else bias))
+    return _judged(F.linear(x, w, bias), dy, case, x, w, bias)
+
+
+def _leaf(values):
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def _judged(z, dy, case, *leaves):
+    if case.activation == "softmax":
+        y = F.softmax(z, dim=-1)
+    else:
+        y = ACTIVATIONS[case.activation](z, case.alpha, case.beta)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    return y.detach().numpy(), *(leaf.grad.numpy() for leaf in leaves)
+
+
 def _pool(function, x, geometry, indices):
     n, c = x.shape[:2]
     if function == "unmax":

@@ -1,0 +1,30 @@
+"""Fully connected layers: forward, dx and dw into given arrays, and all three."""
+
+import math
+import re
+from collections.abc import Iterator
+
+from cases.fully_connected import CASES, FullyConnectedCase
+
+from benchmarks.bench_convolution import ours
+from benchmarks.harness import Entry, Row, Run, Trainer, race_entries
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """One row per pass of every case that matches."""
+    cases = [case for case in CASES if "large" in case.tags]
+    chosen = [_entry(c, run) for c in cases if re.search(run.only, f"fully_connected {c}")]
+    return race_entries("fully_connected", chosen, run)
+
+
+def _entry(case: FullyConnectedCase, run: Run) -> Entry:
+    sizes = tuple(map(math.prod, (case.input_shape, case.weights_shape, case.output_shape)))
+    return Entry.weighted(str(case), sizes, case.multiplications, lambda: _trainers(case, run))
+
+
+def _trainers(case: FullyConnectedCase, run: Run) -> list[Trainer]:
+    x, w, dy = case.input(), case.weights(), case.output_gradient()
+    found = [ours(case, x, w, dy, run.threads)]
+    for peer in run.peers.values():
+        found += peer.fully_connected(case, x, w, dy, run.compiled)
+    return found

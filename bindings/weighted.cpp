@@ -1,0 +1,82 @@
+// Calls of openbnns/convolution.py, which openbnns/fully_connected.py inherits.
+#include "weighted.h"
+
+#include <algorithm>
+
+namespace obn::door {
+
+bool take_weights(Call& call, FilterObject* filter, PyObject* weights, PyObject* bias, bool copy,
+                  WeightedArrays& arrays, BNNSNDArrayDescriptor* weights_descriptor,
+                  BNNSNDArrayDescriptor* bias_descriptor) {
+  if (!take_parameter(call, filter, weights, filter->operands[kWeights], "weights", copy, arrays.weights,
+                      weights_descriptor))
+    return false;
+  if (bias == Py_None) return true;
+  filter->flags |= kHasBias;
+  return take_parameter(call, filter, bias, filter->operands[kBias], "bias", copy, arrays.bias, bias_descriptor);
+}
+
+namespace {
+
+// A measure for the work of a call: whole images, or weights that are read for a small batch.
+size_t items_of(const Call& call) {
+  Py_ssize_t images = call.batch * std::max(call.operand(kInput).items, call.operand(kOutput).items);
+  return static_cast<size_t>(std::max(images, call.operand(kWeights).items));
+}
+
+// filter, x, out or None
+PyObject* weighted_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("weighted_apply", count, 3)) return nullptr;
+  Call call(module, arguments[0], Family::weighted);
+  if (!call.ok()) return nullptr;
+  Array x, y;
+  if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
+      !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
+    return nullptr;
+  if (!call.run(items_of(call), [&] {
+        return BNNSFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
+                                    y.data(), y.batch_stride());
+      }))
+    return nullptr;
+  return y.result();
+}
+
+// filter, x or None, y or None, grad_output, input_gradient, weights_gradient, bias_gradient, accumulate (bit 0 input,
+// bit 1 weights, bit 2 bias)
+PyObject* weighted_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("weighted_backward", count, 8)) return nullptr;
+  Call call(module, arguments[0], Family::weighted);
+  if (!call.ok()) return nullptr;
+  unsigned flags = call.flags();
+  long accumulate = PyLong_AsLong(arguments[7]);
+  if (accumulate == -1 && PyErr_Occurred()) return nullptr;
+  Array x, y, dy;
+  Target dx, dw, db;
+  if (!x.take_optional(call, arguments[1], call.operand(kInput), "x", Use::read) ||
+      !y.take_optional(call, arguments[2], call.operand(kOutput), "y", Use::read) ||
+      !dy.take(call, arguments[3], call.operand(kOutput), "grad_output", Use::read, Strides::any) ||
+      !dx.take(call, arguments[4], call.operand(kInput), "input_gradient", accumulate & 1, true) ||
+      !dw.take(call, arguments[5], call.operand(kWeights), "weights_gradient", accumulate & 2,
+               flags & kHasWeightsGradient, Batched::no) ||
+      !db.take(call, arguments[6], call.operand(kBias), "bias_gradient", accumulate & 4, flags & kHasBias,
+               Batched::no))
+    return nullptr;
+  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
+  if (!call.run(items_of(call), [&] {
+        return BNNSFilterApplyBackwardBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
+                                            dx.descriptor(), dx.batch_stride(), y.data(), y.batch_stride(),
+                                            &dy_descriptor, dy.batch_stride(), dw.descriptor(), db.descriptor());
+      }))
+    return nullptr;
+  return Py_BuildValue("NNN", dx.result(), dw.result(), db.result());
+}
+
+}  // namespace
+
+PyMethodDef weighted_methods[] = {
+    {"weighted_apply", as_method(weighted_apply), METH_FASTCALL, nullptr},
+    {"weighted_backward", as_method(weighted_backward), METH_FASTCALL, nullptr},
+    {},
+};
+
+}  // namespace obn::door

@@ -1,0 +1,163 @@
+// What the tests of the algorithms share: random problems, arrays with gaps that nobody may touch, and the comparison
+// of one way to compute with the reference loops.
+//
+// All numbers are small multiples of 1/4, so products and sums are exact in float32 and results must be equal, not
+// close.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/test.h"
+#include "convolution/convolution.h"
+#include "openbnns/openbnns.h"
+
+namespace obn::convolution::test {
+
+struct Random {
+  uint64_t state;
+
+  uint64_t next() {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 33;
+  }
+  size_t below(size_t n) { return next() % n; }
+  size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
+  int64_t from(std::initializer_list<int64_t> choices) { return choices.begin()[below(choices.size())]; }
+  float value() { return static_cast<float>(below(17)) * 0.25f - 2.0f; }
+};
+
+// (n, c, h, w) with gaps behind rows, planes and samples, and `skip` values in front so that nothing is aligned.
+struct Tensor {
+  size_t n, c, h, w;
+  size_t row, plane, sample, skip;
+  std::vector<float> values;
+
+  Tensor(size_t n, size_t c, size_t h, size_t w, size_t gap, size_t skip = 0)
+      : n(n), c(c), h(h), w(w), row(w + gap), plane(row * h + gap), sample(plane * c + gap), skip(skip),
+        values(skip + sample * n, std::numeric_limits<float>::quiet_NaN()) {}
+  Planes planes() { return {values.data() + skip, row, plane, sample}; }
+  size_t count() const { return n * c * h * w; }
+  float& at(size_t i) {
+    return values[skip + i / (c * h * w) * sample + i / (h * w) % c * plane + i / w % h * row + i % w];
+  }
+  void fill(Random& random) {
+    for (size_t i = 0; i < count(); ++i) at(i) = random.value();
+  }
+};
+
+inline bool is_same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+// Every value the same; the memory between them as it was.
+inline void check_same(Tensor& got, Tensor& expected, const char* what, const std::string& where) {
+  for (size_t i = 0; i < got.values.size(); ++i) {
+    if (is_same(got.values[i], expected.values[i])) continue;
+    CHECK(false, "%s, %s: value at %zu is %g, expected %g", what, where.c_str(), i,
+          static_cast<double>(got.values[i]), static_cast<double>(expected.values[i]));
+    return;
+  }
+}
+
+inline Axis make_axis(int64_t in, int64_t kernel, int64_t stride, int64_t dilation, int64_t before, int64_t after) {
+  const int64_t room = in + before + after - dilation * (kernel - 1) - 1;
+  return {in, room < 0 ? 1 : room / stride + 1, kernel, stride, dilation, before};
+}
+
+inline std::string text_of(const Problem& s) {
+  char text[200];
+  auto number = [](auto v) { return static_cast<long long>(v); };
+  std::snprintf(text, sizeof text, "N %lld C %lld O %lld G %lld in %lldx%lld out %lldx%lld k %lldx%lld s %lldx%lld "
+                "d %lldx%lld p %lldx%lld", number(s.batch), number(s.in_channels), number(s.out_channels),
+                number(s.groups), number(s.y.in), number(s.x.in), number(s.y.out), number(s.x.out),
+                number(s.y.kernel), number(s.x.kernel), number(s.y.stride), number(s.x.stride),
+                number(s.y.dilation), number(s.x.dilation), number(s.y.before), number(s.x.before));
+  return text;
+}
+
+// One problem with its data.
+struct Trial {
+  Problem problem;
+  Tensor x, y, w, bias, in_bias;
+  activation::Fused activation;
+
+  Trial(const Problem& s, size_t gap, Random& random)
+      : problem(s),
+        x(s.batch, s.in_channels, static_cast<size_t>(s.y.in), static_cast<size_t>(s.x.in), gap, gap),
+        y(s.batch, s.out_channels, static_cast<size_t>(s.y.out), static_cast<size_t>(s.x.out), gap, gap),
+        w(s.out_channels, s.in_channels / s.groups, static_cast<size_t>(s.y.kernel),
+          static_cast<size_t>(s.x.kernel), 0),
+        bias(1, 1, 1, s.out_channels, 0),
+        in_bias(1, 1, 1, s.in_channels, 0) {
+    x.fill(random);
+    y.fill(random);
+    w.fill(random);
+    bias.fill(random);
+    in_bias.fill(random);
+    BNNSActivation relu = {};
+    relu.function = BNNSActivationFunctionRectifiedLinear;
+    activation::Fused::read(relu, "activation", &activation);
+  }
+};
+
+// Results of one way, compared with those of another. `run` fills its tensor from the trial's.
+template <class Run, class Reference>
+void compare(Trial& trial, Tensor start, const char* what, const std::string& on, const Run& run,
+             const Reference& reference) {
+  Tensor got = start, expected = start;
+  run(got);
+  reference(expected);
+  check_same(got, expected, what, on + ": " + text_of(trial.problem));
+}
+
+template <class Pass>
+void compare_forward(Trial& t, bool plain, const std::string& on, const Pass& pass) {
+  auto call = [&](Tensor& y) {
+    return Forward{t.x.planes(), t.w.values.data(), y.planes(), plain ? nullptr : t.bias.values.data(),
+                   plain ? nullptr : &t.activation};
+  };
+  compare(t, t.y, plain ? "forward" : "forward with bias and activation", on,
+          [&](Tensor& y) { pass(t.problem, call(y)); },
+          [&](Tensor& y) { reference_forward.run(t.problem, call(y), 1, nullptr); });
+}
+
+template <class Pass>
+void compare_input_gradient(Trial& t, bool plain, bool accumulate, const std::string& on, const Pass& pass) {
+  auto call = [&](Tensor& dx) {
+    return InputGradient{t.y.planes(), t.w.values.data(), dx.planes(), accumulate,
+                         plain || accumulate ? nullptr : t.in_bias.values.data(),
+                         plain || accumulate ? nullptr : &t.activation};
+  };
+  compare(t, t.x, accumulate ? "dx, accumulated" : plain ? "dx" : "dx with bias and activation", on,
+          [&](Tensor& dx) { pass(t.problem, call(dx)); },
+          [&](Tensor& dx) { reference_input_gradient.run(t.problem, call(dx), 1, nullptr); });
+}
+
+template <class Pass>
+void compare_weight_gradient(Trial& t, bool accumulate, const std::string& on, const Pass& pass) {
+  auto call = [&](Tensor& dw) { return WeightGradient{t.x.planes(), t.y.planes(), dw.values.data(), accumulate}; };
+  compare(t, t.w, accumulate ? "dw, accumulated" : "dw", on, [&](Tensor& dw) { pass(t.problem, call(dw)); },
+          [&](Tensor& dw) { reference_weight_gradient.run(t.problem, call(dw), 1, nullptr); });
+}
+
+// The targets this machine can run.
+template <class Kernels>
+struct Target {
+  std::string name;
+  const Kernels* kernels;
+};
+template <class Kernels>
+std::vector<Target<Kernels>> all_targets(const Targets<Kernels>& targets) {
+  std::vector<Target<Kernels>> all;
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+    if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
+      all.push_back({name_of(isa), &targets.at(isa)});
+  return all;
+}
+
+}  // namespace obn::convolution::test

@@ -1,0 +1,67 @@
+// Convolution of few input channels, as in a first layer: what the desk (narrow.cpp) and the benches
+// (narrow_kernels.cpp) share.
+//
+// Letters as in convolution.h; one group; T = C·kh·kw taps. Nearly all memory traffic is the O planes of y or dz, so
+// those are read and written in place, pixels across lanes, many pixels and several planes at a time; what belongs to
+// the few input channels lies in the first-level cache:
+//   forward, dw: copies of x, one per kernel column, in rows of Q values that follow each other without gap (the
+//                stage). Rows are split by residue (residues.h), so a tap is one distance in the stage for all pixels
+//                of the plane: y(o) (P·Q) = Σ w(o, t) · stage(at(t)) (P·Q), and dw(o, t) = dz(o) · stage(at(t)).
+//   dx:          first the gradient of every tap, g(t) (P·Q) = Σ w(o, t) · dz(o) (P·Q), then dx gathers the g(t) of
+//                the windows that hold it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/cpu.h"
+#include "convolution/residues.h"
+
+namespace obn::convolution::narrow {
+
+inline constexpr size_t kMostTaps = 64;
+
+// Decided from the shape alone.
+struct Plan {
+  Problem problem;
+  size_t taps;  // T
+
+  // Rows done at a time: rows of y, for dx rows of places.
+  size_t rows;
+  size_t band;
+  size_t bands;
+
+  // Forward and dw: copy (c, kx) begins (c·kw + kx)·copy values into the stage, row residue r of it r·stage_rows rows
+  // further.
+  size_t stage_rows;
+  size_t copy;
+  size_t stage_floats;
+  uint32_t at[kMostTaps];  // where tap t of output 0 lies
+  size_t segments;         // dw: parts of the batch that are summed on their own
+
+  // dx: gradient of tap t begins t·gradient values into g.
+  size_t gradient;
+  uint8_t residue_x[kMostTaps], residue_y[kMostTaps];
+  uint32_t shift_x[kMostTaps], shift_y[kMostTaps];
+};
+
+// One implementation. A unit is one band of one sample; `work` is a block of kScratchBytes.
+struct Kernels {
+  void (*forward)(const Plan&, const Forward&, size_t first_unit, size_t units, std::byte* work);
+  void (*input_gradient)(const Plan&, const InputGradient&, size_t first_unit, size_t units, std::byte* work);
+  // Sums (O, T) over samples [first, first + count).
+  void (*weight_gradient)(const Plan&, const WeightGradient&, size_t first, size_t count, float* sums,
+                          std::byte* work);
+};
+
+extern const Targets<Kernels> targets;
+
+// The passes with a choice of kernels, for the tests; the algorithms take the best.
+bool fits(const Problem& problem);
+size_t work_bytes(const Problem& problem);  // of the weight gradient; the others need none
+void forward(const Kernels& kernels, const Problem& problem, const Forward& call, size_t threads);
+void input_gradient(const Kernels& kernels, const Problem& problem, const InputGradient& call, size_t threads);
+void weight_gradient(const Kernels& kernels, const Problem& problem, const WeightGradient& call, size_t threads,
+                     std::byte* work);
+
+}  // namespace obn::convolution::narrow

@@ -1,0 +1,58 @@
+// What gemm.cpp (the choice of a way, cutting, threads) and gemm_kernels.cpp (the loops) share.
+#pragma once
+
+#include <cstddef>
+
+#include "base/cpu.h"
+#include "gemm/gemm.h"
+
+namespace obn::gemm {
+
+// A part of c.
+struct Block {
+  size_t row, rows;
+  size_t column, columns;
+};
+
+// k is cut into pieces of this length at most, as even as they come: a piece of b, one tile wide, stays in the
+// second-level cache together with a block of a, and c is touched only once per piece. Where k is cut decides the bits,
+// so it depends on k alone.
+inline constexpr size_t kDepth = 512;
+inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose operands are not packed
+
+[[gnu::always_inline]] inline size_t even_part(size_t whole, size_t most) {
+  const size_t parts = whole <= most ? 1 : (whole + most - 1) / most;
+  return (whole + parts - 1) / parts;
+}
+
+inline constexpr size_t kPackSlack = 64;     // floats behind packed rows of a that are scribbled on
+inline constexpr size_t kRowStrip = 2048;    // columns that row() does at a time
+
+// One target's loops. Each computes a block of c to the end, bias and activation included; a softmax needs a block of
+// whole rows.
+struct Kernels {
+  size_t tile_rows;
+  size_t tile_columns;
+
+  // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32.
+  void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to);
+
+  // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself.
+  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth + kPackSlack).
+  void (*packed)(const Product& product, const Block& block, const float* packed_a, float* work);
+  // Straight from the operands: float32, b.column == 1.
+  void (*plain)(const Product& product, const Block& block);
+  // Dot products along k: float32, a.column == 1, b.row == 1.
+  void (*dots)(const Product& product, const Block& block);
+  // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
+  void (*turned)(const Product& product, const Block& block, float* work);
+  // One row of c, b read once, row by row: float32, b.column == 1. work: (kRowStrip)
+  void (*row)(const Product& product, const Block& block, float* work);
+};
+
+extern const Targets<Kernels> targets;
+
+// run() on the target of one's choice.
+void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work);
+
+}  // namespace obn::gemm
