@@ -188,7 +188,9 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
     const size_t from = unit % plan.bands * plan.band;
     if (from >= plan.rows) continue;
     const size_t rows = least(plan.band, plan.rows - from);
-    stage_input(plan, f.x.data + n * f.x.sample + c * f.x.plane, f.x.row, from, rows, stage);
+    const float* x = f.x.data + n * f.x.sample + c * f.x.plane;
+    stage_input(plan, x, f.x.row, from, rows, stage);
+    if (c + 1 < s.in_channels) fetch_ahead(x + f.x.plane, f.x.plane);
     for (size_t o = c * plan.multiplier; o < (c + 1) * plan.multiplier; ++o) {
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
       const float start = f.bias ? f.bias[o] : 0.0f;
@@ -245,7 +247,9 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
     float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane;
     for (size_t j = 0; j < plan.multiplier; ++j) {
       const size_t o = c * plan.multiplier + j;
-      stage_gradient(plan, g.dz.data + n * g.dz.sample + o * g.dz.plane, g.dz.row, from, rows, stage);
+      const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane;
+      stage_gradient(plan, dz, g.dz.row, from, rows, stage);
+      if (o + 1 < s.out_channels) fetch_ahead(dz + g.dz.plane, g.dz.plane);
       const float start = g.bias && j == 0 ? g.bias[c] : 0.0f;
       for (size_t ry = 0; ry < as_size(s.y.stride); ++ry)
         gather_rows(plan, stage, g.w + o * plan.taps, ry, from, rows, start, g.accumulate || j > 0, dx, g.dx.row,
@@ -332,33 +336,46 @@ const float* widen(const float* dz, size_t dz_row, size_t rows, size_t columns, 
   return to;
 }
 
-void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t first, size_t count, float* dw,
-                     std::byte* work) {
-  const Problem& s = plan.problem;
-  const size_t kw = as_size(s.x.kernel), columns = as_size(s.x.out), all = plan.multiplier * plan.taps;
-  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors, and some more
+// sums (m, kh, kw) of one band of one plane.
+void add_band(const Plan& plan, const float* stage, const float* dz, size_t dz_row, size_t dz_plane, size_t rows,
+              float* wide, F* sums) {
+  const size_t kw = as_size(plan.problem.x.kernel), columns = as_size(plan.problem.x.out);
+  const bool widens = kLanes < 16 && columns < kLanes;
+  for (size_t j = 0; j < plan.multiplier; ++j, dz += dz_plane) {
+    const float* rows_of_dz = widens ? widen(dz, dz_row, rows, columns, wide) : dz;
+    for (size_t i = 0; i < plan.chain_count; ++i) {
+      const Chain& chain = plan.chains[i];
+      for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
+        const size_t now = least(kColumnsAtOnce, kw - kx);
+        kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, rows_of_dz,
+                                             widens ? kLanes : dz_row, rows, columns, sums + j * plan.taps + kx,
+                                             chain.ky, kw});
+      }
+    }
+  }
+}
+
+void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t channels, size_t first,
+                     size_t count, float* dw, std::byte* work) {
+  const size_t per_channel = plan.multiplier * plan.taps, all = channels * per_channel;
+  F* sums = reinterpret_cast<F*>(work);  // (channels, m, kh, kw) vectors, and some more
   float* memory = reinterpret_cast<float*>(work) + (all + kPad) * kPad;
   float* stage = begin_stage(plan, memory);
   float* wide = memory + round_up(plan.stage_floats);  // (band, kLanes)
-  const bool widens = kLanes < 16 && columns < kLanes;
   for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
   for (size_t n = first; n < first + count; ++n) {
-    for (size_t from = 0; from < plan.rows; from += plan.band) {
-      const size_t rows = least(plan.band, plan.rows - from);
-      stage_input(plan, g.x.data + n * g.x.sample + channel * g.x.plane, g.x.row, from, rows, stage);
-      for (size_t j = 0; j < plan.multiplier; ++j) {
-        const size_t o = channel * plan.multiplier + j;
-        const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane + from * g.dz.row;
-        const float* wide_dz = widens ? widen(dz, g.dz.row, rows, columns, wide) : dz;
-        for (size_t i = 0; i < plan.chain_count; ++i) {
-          const Chain& chain = plan.chains[i];
-          for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
-            const size_t now = least(kColumnsAtOnce, kw - kx);
-            kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, wide_dz,
-                                                 widens ? kLanes : g.dz.row, rows, columns,
-                                                 sums + j * plan.taps + kx, chain.ky, kw});
-          }
+    for (size_t c = channel; c < channel + channels; ++c) {
+      const float* x = g.x.data + n * g.x.sample + c * g.x.plane;
+      const float* dz = g.dz.data + n * g.dz.sample + c * plan.multiplier * g.dz.plane;
+      for (size_t from = 0; from < plan.rows; from += plan.band) {
+        const size_t rows = least(plan.band, plan.rows - from);
+        stage_input(plan, x, g.x.row, from, rows, stage);
+        if (c + 1 < channel + channels) {
+          fetch_ahead(x + g.x.plane, g.x.plane);
+          fetch_ahead(dz + plan.multiplier * g.dz.plane, g.dz.plane);
         }
+        add_band(plan, stage, dz + from * g.dz.row, g.dz.row, g.dz.plane, rows, wide,
+                 sums + (c - channel) * per_channel);
       }
     }
   }
