@@ -81,16 +81,15 @@ void plan_bands(const Problem& s, bool is_gradient, Plan* plan) {
   const size_t aim = kStageFloats / row > largest_shift(s.y) ? kStageFloats / row - largest_shift(s.y) : 0;
   const size_t band = std::min(std::max(aim, kLeastRows), plan->rows);
   plan->bands = (plan->rows + band - 1) / band;
-  if (!lay_out(s, is_gradient, (plan->rows + plan->bands - 1) / plan->bands, plan)) {
-    lay_out(s, is_gradient, 1, plan);
-    plan->bands = plan->rows;
-  }
+  if (!lay_out(s, is_gradient, (plan->rows + plan->bands - 1) / plan->bands, plan)) lay_out(s, is_gradient, 1, plan);
+  plan->bands = (plan->rows + plan->band - 1) / plan->band;
 }
 
 void plan_problem(const Problem& s, Plan* plan) {
   plan->problem = s;
   plan->multiplier = s.out_channels / s.in_channels;
   plan->taps = as_size(s.x.kernel * s.y.kernel);
+  for (size_t r = 0; r < as_size(s.y.stride); ++r) plan->inside[r] = places_inside(s.y, r);
 }
 
 void plan_forward(const Problem& s, Plan* plan) {

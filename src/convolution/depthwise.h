@@ -54,6 +54,8 @@ struct Plan {
   size_t band;
   size_t bands;
 
+  Places inside[kMostPhases];  // of the rows, by residue
+
   // Forward and dx. The groups of phase (ry, rx) are those from begin[ry·sx + rx] on; forward has one phase.
   Group groups[kMostTaps];
   uint16_t begin[kMostPhases + 1];

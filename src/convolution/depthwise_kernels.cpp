@@ -9,7 +9,6 @@ namespace obn::OBN_TARGET::convolution::depthwise {
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
 using obn::convolution::Places;
-using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::depthwise::Chain;
@@ -23,6 +22,23 @@ namespace {
 constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
 constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
 constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
+
+// Walks over the units of a piece: bands of plane c of sample n. Small planes feel every division.
+struct Walk {
+  size_t n, c, band;
+
+  Walk(const Plan& plan, size_t unit)
+      : n(unit / plan.bands / plan.problem.in_channels),
+        c(unit / plan.bands % plan.problem.in_channels),
+        band(unit % plan.bands) {}
+  [[gnu::always_inline]] inline void advance(const Plan& plan) {
+    if (++band < plan.bands) return;
+    band = 0;
+    if (++c < plan.problem.in_channels) return;
+    c = 0;
+    ++n;
+  }
+};
 
 // ---- the stage ----
 
@@ -61,14 +77,14 @@ void stage_input(const Plan& plan, const float* x, size_t x_row, size_t from, si
   const size_t rows = plan.stage_rows - plan.band + count, stride = as_size(y.stride);
   for (size_t r = 0; r < stride; ++r) {
     float* line = stage + r * plan.stage_rows * plan.line;
-    const Places inside = places_inside(y, r);
+    const Places inside = plan.inside[r];
     const size_t first = least(most(inside.first, from) - from, rows);
     const size_t end = least(most(inside.end, from + first) - from, rows);
-    fill_zeros(line, first * plan.line);
+    if (first > 0) fill_zeros(line, first * plan.line);
     if (first < end)
       split_rows(plan, x + (stride * (from + first) + r - as_size(y.before)) * x_row, stride * x_row, end - first,
                  line + first * plan.line);
-    fill_zeros(line + end * plan.line, (rows - end) * plan.line);
+    if (end < rows) fill_zeros(line + end * plan.line, (rows - end) * plan.line);
   }
 }
 
@@ -183,11 +199,9 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
   const Problem& s = plan.problem;
   const size_t columns = as_size(s.x.out);
   float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
-  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
-    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
-    const size_t from = unit % plan.bands * plan.band;
-    if (from >= plan.rows) continue;
-    const size_t rows = least(plan.band, plan.rows - from);
+  Walk walk(plan, first_unit);
+  for (size_t i = 0; i < units; ++i, walk.advance(plan)) {
+    const size_t n = walk.n, c = walk.c, from = walk.band * plan.band, rows = least(plan.band, plan.rows - from);
     const float* x = f.x.data + n * f.x.sample + c * f.x.plane;
     stage_input(plan, x, f.x.row, from, rows, stage);
     if (c + 1 < s.in_channels) fetch_ahead(x + f.x.plane, f.x.plane);
@@ -208,7 +222,7 @@ void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry
                  bool accumulate, float* dx, size_t dx_row, float* lines) {
   const Problem& s = plan.problem;
   const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
-  const Places y = places_inside(s.y, ry);
+  const Places y = plan.inside[ry];
   const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
   if (first >= end) return;
   dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
@@ -239,11 +253,9 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
   const Problem& s = plan.problem;
   float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
   float* lines = reinterpret_cast<float*>(work) + round_up(plan.stage_floats);
-  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
-    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
-    const size_t from = unit % plan.bands * plan.band;
-    if (from >= plan.rows) continue;
-    const size_t rows = least(plan.band, plan.rows - from);
+  Walk walk(plan, first_unit);
+  for (size_t i = 0; i < units; ++i, walk.advance(plan)) {
+    const size_t n = walk.n, c = walk.c, from = walk.band * plan.band, rows = least(plan.band, plan.rows - from);
     float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane;
     for (size_t j = 0; j < plan.multiplier; ++j) {
       const size_t o = c * plan.multiplier + j;
