@@ -62,7 +62,6 @@ _LAYOUTS = {
     "OIHW": (0x40000, 4),
     "OIHrWr": (0x40001, 4),
     "IOHrWr": (0x40002, 4),
-    "IOHW": (0x40003, 4),  # ours, for transposed convolution: obn_DataLayoutConvolutionWeightsIOHW
     "OIHW_Pack32": (0x40010, 4),
 }
 _PACK = 32  # output channels side by side in OIHW_Pack32
@@ -138,9 +137,9 @@ class ArraySpec:
             Such samples travel as flat ``uint8`` arrays of ``ceil(values·bits / 8)`` bytes, the
             first value in the low bits.
         layout: ``None`` is plain C order. ``"column_major"``: a matrix whose columns lie side by
-            side. Convolution weights: ``"OIHW"`` and ``"IOHW"`` name the order of the axes, an
-            ``r`` behind a letter says that the kernel is stored rotated (``"OIHrWr"``,
-            ``"IOHrWr"``). ``"OIHW_Pack32"``: shape is (O, I, kH, kW), arrays are
+            side. Convolution weights: ``"OIHW"``, ``"OIHrWr"``, ``"IOHrWr"`` name the order of the
+            axes, outputs O and inputs I; an ``r`` says that the kernel is stored turned by 180
+            degrees. ``"OIHW_Pack32"``: shape is (O, I, kH, kW), arrays are
             (ceil(O / 32), I, kH, kW, 32), aligned to 128 bytes.
 
     Attributes:
@@ -296,13 +295,18 @@ class ArraySpec:
     @property
     def packed(self) -> ArraySpec:
         """The same samples without gaps."""
-        if self._is_packed:
-            return self
-        if self.table is not None:
-            return ArraySpec(self.shape, "uint8", table=self.table, layout=self.layout)
-        return ArraySpec(
-            self.shape, self.data_type, scale=self.scale, offset=self.offset, layout=self.layout
-        )
+        return self if self._is_packed else self.with_layout(self.layout)
+
+    def with_layout(self, layout: str | None) -> ArraySpec:
+        """The same values in another layout, without gaps.
+
+        Example:
+            >>> import openbnns
+            >>> openbnns.ArraySpec((2, 3), "float16").with_layout("column_major").strides
+            (2, 4)
+        """
+        _, dtype, _, scale, offset, table, bits, _ = self.__reduce__()[1]
+        return _rebuild(self.shape, dtype, None, scale, offset, table, bits, layout)
 
     @property
     def _layout(self) -> int:

@@ -306,9 +306,8 @@ class TransposedConvolutionLayer(ConvolutionLayer):
 def _weights_spec(
     where: str, weights: Array, given: ArraySpec | None, transposed: bool
 ) -> ArraySpec:
-    """The spec of four axes with a layout. What is not said is (O, I, kH, kW), transposed
-    (I, O, kH, kW)."""
-    plain = "IOHW" if transposed else "OIHW"
+    """The spec of four axes. A layout that is not said is OIHW; transposed it stays unsaid, which
+    the C interface reads as (I, O, kH, kW)."""
     if given is None:
         array = as_array(where, "weights", weights)
         given = ArraySpec(array.shape, data_type_of(array.dtype))
@@ -317,20 +316,15 @@ def _weights_spec(
         raise LayerCreationError(
             f"[{where}] weights: expected four axes, {axes}; got {given.shape}"
         )
-    if given.layout is not None:
-        return given
-    dtype = given.data_type if given.table is None else "uint8"
-    return ArraySpec(
-        given.shape, dtype, scale=given.scale, offset=given.offset, table=given.table, layout=plain
-    )
+    return given if transposed or given.layout is not None else given.with_layout("OIHW")
 
 
 def _roles(spec: ArraySpec, transposed: bool, groups: int) -> tuple[int, tuple[int, int]]:
     """Output channels of the layer, and (kernel height, kernel width)."""
     first, second, height, width = spec.shape
-    outputs_last = (spec.layout or "").startswith("IO")
-    channels = second * (groups if spec.layout == "IOHW" else 1) if outputs_last else first
-    return channels, (height, width)
+    if transposed and spec.layout is None:
+        return second * groups, (height, width)
+    return second if spec.layout == "IOHrWr" else first, (height, width)
 
 
 def _extent(

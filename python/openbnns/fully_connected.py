@@ -128,15 +128,14 @@ class FullyConnectedLayer(ConvolutionLayer):
         where = type(self).__name__
         if _is_scipy_sparse(weights):
             weights = self.sparsify(weights)
-        sparse = isinstance(weights, SparseWeights)
-        held = weights if sparse else _weights_spec(where, weights, weights_spec)
-        outputs, inputs = held.shape
-        if input is None:
-            # a table stands for the values in it, not for numbers of its own
-            indexed = not sparse and held.table is not None
-            spec = ArraySpec((inputs,), "float32" if indexed else held.data_type)
+        held: SparseWeights | ArraySpec
+        if isinstance(weights, SparseWeights):
+            held, values, memory = weights, weights.data_type, weights._packed
         else:
-            spec = spec_of(where, "input", input)
+            held = dense = _weights_spec(where, weights, weights_spec)
+            values, memory = "float32" if dense.table is not None else dense.data_type, weights
+        outputs, inputs = held.shape
+        spec = ArraySpec((inputs,), values) if input is None else spec_of(where, "input", input)
         if len(spec.shape) != 1:
             raise LayerCreationError(
                 f"[{where}] input: expected samples (inputs,); got {spec.shape}"
@@ -153,10 +152,10 @@ class FullyConnectedLayer(ConvolutionLayer):
             self._output_spec._operand(),
             held._operand(),
             bias_spec(where, bias, outputs, self._output_spec)._operand(),
-            weights._packed if sparse else weights,
+            memory,
             bias,
             Activation.of(activation, where)._native(where, self._output_spec.shape),
-            not sparse,
+            not isinstance(weights, SparseWeights),
             count(where, "num_threads", num_threads),
             copy_parameters,
         )
@@ -262,11 +261,7 @@ def _weights_spec(where: str, weights: Array, given: ArraySpec | None) -> ArrayS
     rows_are_runs = expressible(array.shape, array.strides, array.itemsize)
     if rows_are_runs or not expressible(array.shape[::-1], array.strides[::-1], array.itemsize):
         return spec
-    dtype = spec.data_type if spec.table is None else "uint8"
-    return ArraySpec(
-        spec.shape, dtype, scale=spec.scale, offset=spec.offset, table=spec.table,
-        layout="column_major",
-    )  # fmt: skip
+    return spec.with_layout("column_major")
 
 
 def _dense_shape(where: str, shape: Any) -> tuple[int, int]:

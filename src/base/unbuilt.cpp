@@ -111,8 +111,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSLossFilterApplyBatch",
     "BNNSMatMul",
     "BNNSMatMulWorkspaceSize",
-    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
-    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
     "BNNSNormalizationFilterApplyBackwardBatch",
@@ -151,6 +149,8 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
     "BNNSGetPointer",
+    "BNNSNDArrayFullyConnectedSparsifySparseCOO",
+    "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
@@ -191,22 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// fully connected
-
-int BNNSNDArrayFullyConnectedSparsifySparseCOO(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                               const BNNSSparsityParameters*, size_t, void*, size_t,
-                                               const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCOO");
-}
-
-int BNNSNDArrayFullyConnectedSparsifySparseCSR(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                               BNNSNDArrayDescriptor*, const BNNSSparsityParameters*, size_t, void*,
-                                               size_t, const BNNSFilterParameters*) {
-  return not_implemented("BNNSNDArrayFullyConnectedSparsifySparseCSR");
 }
 
 // loss

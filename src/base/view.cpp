@@ -257,6 +257,7 @@ size_t BNNSNDArrayGetDataSize(const BNNSNDArrayDescriptor* array) {
     obn::fail("array: expected a descriptor with data; got NULL");
     return 0;
   }
+  if (array->layout == BNNSDataLayoutFullyConnectedSparse) return array->stride[obn::kSparseBytesEntry];
   obn::View view;
   if (obn::read_view(*array, obn::Access::read, "array", &view) != 0) return 0;
   size_t bytes = 0;

@@ -31,6 +31,10 @@ struct View {
   bool is_packed() const { return span == count; }  // no gaps: the sample is one run of `count` values
 };
 
+// A FullyConnectedSparse descriptor keeps the bytes of its packed weights in this entry of stride, which its rank does
+// not use.
+inline constexpr size_t kSparseBytesEntry = BNNS_MAX_TENSOR_DIMENSION - 1;
+
 // SIZE_MAX for a layout that does not exist.
 size_t rank_of(BNNSDataLayout layout);
 const char* name_of(BNNSDataLayout layout);

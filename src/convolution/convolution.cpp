@@ -1,8 +1,8 @@
 // Convolution, the desk: checks every argument, chooses algorithms at creation, turns images and weights into what the
 // algorithms see and their results back.
 //
-// What a layer holds. The filter owns a float32 copy of weights and bias, or nothing with BNNSFlagsUseClientPtr. While a
-// call runs it holds, in the workspace of the calling thread,
+// What a layer holds. The filter owns a float32 copy of weights and bias, or nothing with BNNSFlagsUseClientPtr. While
+// a call runs it holds, in the workspace of the calling thread,
 //   the weights as (O, C/G, kh, kw) of float32, unless the caller's array is that already or was copied,
 //   the gradient of the weights in that form, unless the caller's array is that already,
 //   float32 copies of those images that are not float32 with unbroken rows, and dz where there is an activation,
@@ -26,7 +26,7 @@ constexpr char kKind[] = "convolution";
 constexpr char kTransposedKind[] = "transposed convolution";
 
 constexpr size_t kChunkBytes = size_t{32} << 20;
-constexpr size_t kSmallCall = size_t{1} << 16;       // calls with fewer multiplications stay on the calling thread
+constexpr size_t kSmallCall = size_t{1} << 18;       // calls with fewer multiplications stay on the calling thread
 constexpr size_t kMostValues = size_t{1} << 58;      // of an array or a batch: sizes in bytes cannot overflow below
 constexpr size_t kLongestRow = size_t{1} << 16;      // of a softmax, which needs it in scratch
 
@@ -188,21 +188,22 @@ int Convolution::prepare(const BNNSLayerParametersConvolution& p) {
 
 int Convolution::prepare_weights(const BNNSNDArrayDescriptor& descriptor, size_t groups) {
   size_t unused;
-  if (read_weights(descriptor, Access::read, "weights", &weights_) != 0 ||
+  order_ = {transposed_, groups};
+  if (read_weights(descriptor, Access::read, "weights", order_, &weights_) != 0 ||
       read_batch(weights_.memory, weights_.memory.data, 1, 0, Access::read, "weights", &unused) != 0)
     return -1;
   const WeightArray& w = weights_;
   const size_t in = input_.extent[2], out = output_.extent[2];
   if (in % groups != 0 || out % groups != 0)
     return fail("groups: expected a divisor of %zu input and %zu output channels; got %zu", in, out, groups);
-  if (groups > 1 && w.memory.layout != BNNSDataLayoutConvolutionWeightsOIHW)
+  if (groups > 1 && w.memory.layout != BNNSDataLayoutConvolutionWeightsOIHW &&
+      w.memory.layout != BNNSDataLayout4DFirstMajor)
     return fail("weights: expected layout ConvolutionWeightsOIHW with %zu groups; got %s", groups,
                 name_of(w.memory.layout));
   if (w.in != in / groups || w.out != out)
     return fail("weights: expected %zu output and %zu input channels for %zu, %zu and %zu groups; got %zu and %zu", out,
                 in / groups, out, in, groups, w.out, w.in);
   if (w.memory.count > kMostValues) return fail("weights: expected at most 2^58 values; got %zu", w.memory.count);
-  order_ = {transposed_, groups};
   return 0;
 }
 
@@ -484,7 +485,7 @@ struct Convolution::BackwardWork {
 int Convolution::check_weight_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const {
   const char* word = "weights_gradient";
   size_t unused;
-  if (read_weights(descriptor, Access::write, word, &g->dw) != 0 ||
+  if (read_weights(descriptor, Access::write, word, order_, &g->dw) != 0 ||
       read_batch(g->dw.memory, g->dw.memory.data, 1, 0, Access::write, word, &unused) != 0)
     return -1;
   const WeightArray &w = weights_, &dw = g->dw;
@@ -512,13 +513,14 @@ int Convolution::check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gr
 
 // What is written lies apart from everything else.
 int Convolution::check_places(const Gradients& g) const {
+  const void* w = options().use_client_ptr ? weights_.memory.data : nullptr;
   const Place places[] = {{"input_gradient", &g.dx_view, g.dx.data, g.dx.step, g.batch},
                           {"weights_gradient", &g.dw.memory, g.dw.memory.data, 0, 1},
                           {"bias_gradient", &g.db, g.db.data, 0, 1},
                           {"grad_output", &g.dy_view, g.dy.data, g.dy.step, g.batch},
                           {"input", &input_, g.x.data, g.x.step, g.batch},
                           {"output", &output_, g.y.data, g.y.step, g.batch},
-                          {"weights", &weights_.memory, options().use_client_ptr ? weights_.memory.data : nullptr, 0, 1}};
+                          {"weights", &weights_.memory, w, 0, 1}};
   constexpr size_t kWritten = 3;
   for (size_t a = 0; a < kWritten; ++a)
     for (size_t b = a + 1; b < std::size(places); ++b)
@@ -573,8 +575,8 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   const bool input_direct = Images{&input_, nullptr, 0}.is_direct();
   const bool copies_x = wants_dw && !input_direct;
   const bool copies_dx = wants_dx && (!g.dx.is_direct() || adds_copy);
-  // Sums over the batch follow the chunks: these do not depend on which gradients are wanted, so that a gradient has the
-  // same bits alone and with the others.
+  // Sums over the batch follow the chunks: these do not depend on which gradients are wanted, so that a gradient has
+  // the same bits alone and with the others.
   const size_t input_floats = !input_direct || transposed_ || copies_dx ? input_.count : 0;
   work.chunk = chunk_of(g.batch, dz_floats + input_floats);
   if (dz_floats) work.dz = parts->take<float>(work.chunk * dz_floats);
@@ -658,7 +660,8 @@ void Convolution::put_bias_gradient(const Gradients& g, const double* sums) cons
 }
 
 size_t Convolution::work_bytes(size_t batch) const {
-  if (batch == 0 || check_size(batch) != 0) return 0;
+  if (batch == 0) return 0;
+  if (check_size(batch) != 0) return SIZE_MAX;
   const Run run = make_run(batch);
   std::byte some;  // stands for arrays that are there; only asked whether it is NULL
   const Images x = {&input_, &some, input_.packed_batch}, y = {&output_, &some, output_.packed_batch};

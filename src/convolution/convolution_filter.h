@@ -1,6 +1,6 @@
 // The convolution layer as its desk sees it. Its members are defined in convolution.cpp (creation and calls); images
-// become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in convolution_weights.cpp, and integers are summed
-// as integers in convolution_integer.cpp. Letters as in convolution.h.
+// become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in convolution_weights.cpp, and integers are
+// summed as integers in convolution_integer.cpp. Letters as in convolution.h.
 #pragma once
 
 #include <atomic>
@@ -28,20 +28,18 @@ struct WeightArray {
   size_t out;    // of all groups
   ptrdiff_t first;       // where W(0, 0, 0, 0) lies
   ptrdiff_t kx_step, ky_step, in_step;
-  ptrdiff_t out_step;    // within 32 output channels
-  ptrdiff_t block_step;  // from 32 output channels to the next
+  size_t block;          // output channels that lie out_step apart: 32, or those of one group
+  ptrdiff_t out_step;    // within a block
+  ptrdiff_t block_step;  // from one block to the next
   bool is_packed32;
 
   size_t count() const { return kw * kh * in * out; }
   size_t index(size_t kx, size_t ky, size_t i, size_t o) const {
     const auto at = [](size_t k) { return static_cast<ptrdiff_t>(k); };
-    return static_cast<size_t>(first + at(kx) * kx_step + at(ky) * ky_step + at(i) * in_step + at(o / 32) * block_step +
-                               at(o % 32) * out_step);
+    return static_cast<size_t>(first + at(kx) * kx_step + at(ky) * ky_step + at(i) * in_step + at(o / block) * block_step +
+                               at(o % block) * out_step);
   }
 };
-
-// Refuses other layouts. Does not require data. Returns 0 or -1.
-int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, WeightArray* weights);
 
 // The problem's weight (a, b, ky, kx) is W(kx, ky, b, a) of a convolution. For a transposed one the roles of the
 // channels are exchanged: it is W(kx, ky, a mod in, b + (a div in) · out/G).
@@ -49,6 +47,11 @@ struct WeightOrder {
   bool transposed;
   size_t groups;
 };
+
+// Refuses other layouts; a transposed convolution takes 4DFirstMajor too, as (in, out/G, kh, kw), which is the problem's
+// own order. Does not require data. Returns 0 or -1.
+int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, WeightOrder order,
+                 WeightArray* weights);
 
 // True when the array is (O, C/G, kh, kw) of float32 without gaps.
 bool is_canonical(const WeightArray& weights, WeightOrder order);

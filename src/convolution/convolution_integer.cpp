@@ -1,5 +1,6 @@
 // Convolution of small integers. With x = a·X + b and w = c·W + d, X and W stored,
-//   Σ w·x = a·c·ΣXW + a·d·ΣX + b·c·ΣW + b·d·n   over the n taps inside the image; padding is the real number 0.
+//   Σ w·x = a·c·ΣXW + a·d·ΣX + b·c·ΣW + b·d·n
+// over the n taps inside the image; padding is the real number 0.
 // The four sums are integers and exact.
 #include <algorithm>
 

@@ -259,7 +259,7 @@ struct Layer {
   }
 };
 
-// Calls body(x, y, w) for every product of the layer: value x of the input times weight w goes to value y of the output.
+// Calls body(x, y, w) for every product: value x of the input times weight w goes to value y of the output.
 template <class Body>
 void for_products(const Layer& l, const Body& body) {
   const size_t in = l.in / l.groups, out = l.out / l.groups;
@@ -419,7 +419,7 @@ constexpr BNNSActivationFunction kActivations[] = {BNNSActivationFunctionRectifi
 Layer random_layer(Random& random) {
   Layer l;
   l.transposed = random.one_in(3);
-  l.n = random.between(1, 5);
+  l.n = random.one_in(10) ? random.between(kSumGroups, 40) : random.between(1, 5);
   if (random.one_in(3)) l.groups = random.between(1, 4);
   l.in = l.groups * random.between(1, 5);
   l.out = l.groups * random.between(1, random.one_in(8) ? 40 : 5);
@@ -526,12 +526,14 @@ TEST(convolution_common_shapes_agree_with_the_definition) {
   struct Shape {
     size_t n, in, out, h, w, k, s, pad, groups;
   };
-  const Shape shapes[] = {{2, 16, 16, 14, 14, 3, 1, 1, 1}, {1, 3, 8, 17, 15, 7, 2, 3, 1}, {2, 32, 16, 7, 7, 1, 1, 0, 1},
-                          {2, 8, 16, 9, 10, 3, 2, 1, 1},   {2, 12, 12, 9, 17, 3, 1, 1, 12}, {3, 1, 32, 10, 10, 3, 1, 1, 1},
-                          {1, 8, 8, 8, 8, 5, 1, 2, 1},     {2, 4, 8, 6, 20, 3, 1, 1, 4},    {1, 6, 4, 5, 5, 4, 2, 1, 2}};
+  const Shape shapes[] = {{2, 16, 16, 14, 14, 3, 1, 1, 1},  {1, 3, 8, 17, 15, 7, 2, 3, 1},
+                          {2, 32, 16, 7, 7, 1, 1, 0, 1},    {2, 8, 16, 9, 10, 3, 2, 1, 1},
+                          {2, 12, 12, 9, 17, 3, 1, 1, 12},  {3, 1, 32, 10, 10, 3, 1, 1, 1},
+                          {1, 8, 8, 8, 8, 5, 1, 2, 1},      {2, 4, 8, 6, 20, 3, 1, 1, 4},
+                          {1, 6, 4, 5, 5, 4, 2, 1, 2}};
   for (const Shape& shape : shapes)
     for (bool transposed : {false, true})
-      for (BNNSActivationFunction activation : {BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear}) {
+      for (auto activation : {BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear}) {
         Layer l;
         l.transposed = transposed;
         l.n = shape.n;
@@ -590,13 +592,52 @@ TEST(convolution_weight_layouts_hold_the_same_weights) {
       }
 }
 
+TEST(convolution_strides_of_single_rows_and_columns_are_free) {
+  Random random{13};
+  for (size_t h : {1, 2})
+    for (size_t w : {1, 20})
+      for (size_t c : {1, 8}) {
+        Layer l;
+        l.n = 2;
+        l.in = l.out = c;
+        l.h = h;
+        l.w = w;
+        l.kh = l.kw = 3;
+        l.left = l.right = l.up = l.down = 1;
+        l.set_outputs();
+        l.activation = BNNSActivationFunctionTanh;
+        Inputs in = make_inputs(l, random);
+        const Results expected = run(l, in);
+        auto parameters = l.parameters(in.w, in.bias);
+        Results got{l.output(), in.dx, in.dw, in.db};
+        for (auto* image : {&parameters.i_desc, &parameters.o_desc, &in.dy.descriptor, &got.dx.descriptor}) {
+          if (w == 1) image->stride[0] = 0, image->stride[1] = 1;
+          if (h == 1) image->stride[1] = image->stride[0];
+          if (c == 1) image->stride[2] = image->stride[1];
+        }
+        BNNSFilter filter = BNNSFilterCreateLayerConvolution(&parameters, nullptr);
+        CHECK(filter, "%s", obn_last_error());
+        const size_t step = c * h * w;
+        CHECK(BNNSFilterApplyBatch(filter, l.n, in.x.data(), step, got.y.data(), step) == 0, "%s", obn_last_error());
+        CHECK(BNNSFilterApplyBackwardBatch(filter, l.n, in.x.data(), step, &got.dx.descriptor, step, got.y.data(), step,
+                                           &in.dy.descriptor, step, &got.dw.descriptor, &got.db.descriptor) == 0,
+              "%s", obn_last_error());
+        CHECK(got.y.bytes == expected.y.bytes, "output (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.dx.bytes == expected.dx.bytes, "input_gradient (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.dw.bytes == expected.dw.bytes, "weights_gradient (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.db.bytes == expected.db.bytes, "bias_gradient (%zu, %zu, %zu)", c, h, w);
+        BNNSFilterDestroy(filter);
+      }
+}
+
 // ---- integers and tables ----
 
 namespace {
 
 // The definition on real numbers.
+using Real = std::function<double(float)>;  // what a stored number stands for
 std::vector<double> real_output(const Layer& l, const Image& x, const Weights& w, const Vector& bias,
-                                const std::function<double(float)>& x_real, const std::function<double(float)>& w_real) {
+                                const Real& x_real, const Real& w_real) {
   std::vector<double> y(l.n * l.out * l.p * l.q);
   for (size_t i = 0; i < y.size(); ++i) y[i] = bias.get(i / (l.p * l.q) % l.out);
   for_products(l, [&](size_t xi, size_t yi, size_t wi) { y[yi] += x_real(x.get(xi)) * w_real(w.get(wi)); });
@@ -902,8 +943,10 @@ TEST(convolution_winograd_has_a_switch) {
   auto* convolution = static_cast<Convolution*>(find_filter(filter));
   const bool fits = winograd_forward.fits(convolution->problem());
   const auto uses = [&] { return std::strcmp(convolution->choice().forward->name, "winograd") == 0; };
-  CHECK(obn_get_winograd() == 1, "on unless OPENBNNS_WINOGRAD says otherwise");
-  CHECK(uses() == fits, "used where it fits");
+  const char* said = std::getenv("OPENBNNS_WINOGRAD");
+  const int from_start = said && std::strcmp(said, "0") == 0 ? 0 : 1;
+  CHECK(obn_get_winograd() == from_start, "on unless OPENBNNS_WINOGRAD says 0");
+  CHECK(uses() == (from_start && fits), "used where it fits");
   CHECK(obn_set_winograd(0) == 0 && obn_get_winograd() == 0, "off");
   CHECK(!uses(), "the library's switch");
   CHECK(obn_filter_set_winograd(filter, 1) == 0, "%s", obn_last_error());
@@ -912,7 +955,9 @@ TEST(convolution_winograd_has_a_switch) {
   CHECK(!uses(), "the filter's switch wins");
   CHECK(obn_filter_set_winograd(filter, -1) == 0, "%s", obn_last_error());
   CHECK(uses() == fits, "back to the library's");
+  CHECK(obn_set_winograd(from_start) == 0, "%s", obn_last_error());
   CHECK(obn_set_winograd(2) == -1 && obn_filter_set_winograd(filter, -2) == -1, "no other numbers");
+  CHECK(obn_filter_work_bytes(filter, SIZE_MAX) == SIZE_MAX && obn_filter_work_bytes(filter, 0) == 0, "odd batches");
   CHECK(obn_filter_set_winograd(nullptr, 1) == -1 && obn_filter_work_bytes(nullptr, 1) == SIZE_MAX, "no filter");
   BNNSFilterDestroy(filter);
 }
@@ -1047,7 +1092,8 @@ TEST(convolution_failing_calls_leave_outputs_alone) {
       const int status = BNNSFilterApplyBackwardBatch(filter, l.n, call.x, 0, &call.dx, call.dx_stride, call.y, 0,
                                                       &call.dy, call.dy_stride, &call.dw, &call.db);
       CHECK(status == -1, "expected a failure about %s", word);
-      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\", expected %s", obn_last_error(), word);
+      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\", expected %s", obn_last_error(),
+            word);
       CHECK(in.dx.bytes == before.dx.bytes && in.dw.bytes == before.dw.bytes && in.db.bytes == before.db.bytes &&
                 in.x.bytes == before.x.bytes && in.dy.bytes == before.dy.bytes && in.w.bytes == before.w.bytes,
             "touched after: %s", obn_last_error());
@@ -1108,7 +1154,9 @@ TEST(convolution_random_bad_descriptors_never_crash) {
         case 0: array.size[random.below(4)] = number; break;
         case 1: array.stride[random.below(4)] = number; break;
         case 2: array.layout = static_cast<BNNSDataLayout>(number); break;
-        case 3: array.data_type = static_cast<BNNSDataType>(random.one_in(2) ? number : 0x20000 + random.below(65)); break;
+        case 3:
+          array.data_type = static_cast<BNNSDataType>(random.one_in(2) ? number : 0x20000 + random.below(65));
+          break;
         case 4: (random.one_in(2) ? parameters.x_stride : parameters.y_dilation_stride) = number; break;
         case 5: (random.one_in(2) ? parameters.y_padding : parameters.pad[random.below(4)]) = number; break;
         case 6: parameters.groups = number; break;
@@ -1182,6 +1230,291 @@ TEST(convolution_first_interface) {
   in.image_stride = 0;
   check(1.0f, 0.5f);
   CHECK(!BNNSFilterCreateConvolutionLayer(nullptr, &out, &p, nullptr), "no input");
+}
+
+// ---- every algorithm against the reference loops ----
+
+namespace {
+
+// (N, channels, rows, columns) with gaps full of NaN: nobody may read or write them.
+struct Block {
+  size_t n, c, h, w;
+  size_t row, plane, sample, shift;
+  std::vector<float> values;
+
+  Block(size_t n, size_t c, int64_t rows, int64_t columns, size_t gap)
+      : n(n), c(c), h(static_cast<size_t>(rows)), w(static_cast<size_t>(columns)), row(w + gap), plane(row * h + gap),
+        sample(plane * c + gap), shift(gap), values(sample * n + shift, kNan) {}
+  Planes planes() { return {values.data() + shift, row, plane, sample}; }
+  size_t count() const { return n * c * h * w; }
+  float& at(size_t i) {
+    return values[shift + i % w + i / w % h * row + i / (w * h) % c * plane + i / (w * h * c) * sample];
+  }
+  void fill(Random& random) {
+    for (size_t i = 0; i < count(); ++i) at(i) = random.value();
+  }
+  Block absolute() const {
+    Block copy = *this;
+    for (float& value : copy.values) value = std::fabs(value);
+    return copy;
+  }
+};
+
+// Memory as an algorithm asked for it, full of NaN and with an end that must stay as it is.
+struct Work {
+  static constexpr size_t kEnd = 256;
+  size_t bytes;
+  std::vector<std::byte> memory;
+
+  explicit Work(size_t bytes) : bytes(bytes), memory(bytes + kEnd + kAlignment, std::byte{0xff}) {}
+  std::byte* data() {
+    const auto address = reinterpret_cast<uintptr_t>(memory.data());
+    return memory.data() + (kAlignment - address % kAlignment) % kAlignment;
+  }
+  bool is_intact() {
+    return std::all_of(data() + bytes, data() + bytes + kEnd, [](std::byte b) { return b == std::byte{0xff}; });
+  }
+};
+
+Problem problem_of(const Layer& l) {
+  const auto axis = [](size_t in, size_t out, size_t kernel, size_t stride, size_t dilation, size_t before) {
+    const auto at = [](size_t value) { return static_cast<int64_t>(value); };
+    return Axis{at(in), at(out), at(kernel), at(stride), at(dilation), at(before)};
+  };
+  return {l.n, l.in, l.out, l.groups, axis(l.w, l.q, l.kw, l.sx, l.dx, l.left), axis(l.h, l.p, l.kh, l.sy, l.dy, l.up)};
+}
+
+struct Trial {
+  Layer layer;
+  Problem problem;
+  Block x, y;
+  Block dz;  // y, but special: where a window hangs over the image, a weight gradient may multiply dz by the padding
+  std::vector<float> w, bias_in, bias_out;
+  activation::Fused activation;
+  bool is_special;  // some values of x and dz are NaN, infinite or huge
+
+  Trial(const Layer& l, size_t gap, bool special, Random& random)
+      : layer(l), problem(problem_of(l)), x(l.n, l.in, problem.y.in, problem.x.in, gap),
+        y(l.n, l.out, problem.y.out, problem.x.out, gap), dz(y), w(l.out * (l.in / l.groups) * l.kh * l.kw),
+        bias_in(l.in), bias_out(l.out), is_special(special) {
+    x.fill(random);
+    y.fill(random);
+    dz = y;
+    for (std::vector<float>* values : {&w, &bias_in, &bias_out})
+      for (float& value : *values) value = random.value();
+    BNNSActivation leaky = {};
+    leaky.function = BNNSActivationFunctionLeakyRectifiedLinear;
+    leaky.alpha = 0.25f;
+    activation::Fused::read(leaky, "activation", &activation);
+    if (!special) return;
+    const float specials[] = {kNan, kInfinity, -kInfinity, 1e30f, -3e30f};
+    x.at(random.below(x.count())) = specials[random.below(5)];
+    dz.at(random.below(dz.count())) = specials[random.below(5)];
+  }
+};
+
+// The same trial with all signs gone and a plain end: its results are the sizes of the sums.
+Trial sizes_of(const Trial& t) {
+  Trial copy = t;
+  copy.x = t.x.absolute();
+  copy.y = t.y.absolute();
+  copy.dz = t.dz.absolute();
+  for (std::vector<float>* values : {&copy.w, &copy.bias_in, &copy.bias_out})
+    for (float& value : *values) value = std::fabs(value);
+  return copy;
+}
+
+enum class End { plain, bias, activation, accumulate };
+
+Block run_trial(const ForwardAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result = t.y;
+  Work work(algorithm.work_bytes(t.problem));
+  const bool has_bias = end == End::bias || end == End::activation;
+  algorithm.run(t.problem,
+                {t.x.planes(), t.w.data(), result.planes(), has_bias ? t.bias_out.data() : nullptr,
+                 end == End::activation ? &t.activation : nullptr},
+                threads, work.data());
+  CHECK(work.is_intact(), "%s forward wrote past its work", algorithm.name);
+  return result;
+}
+
+Block run_trial(const InputGradientAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result = t.x;
+  for (size_t i = 0; i < result.count(); ++i) result.at(i) = static_cast<float>(i % 7);
+  Work work(algorithm.work_bytes(t.problem));
+  const bool has_bias = end == End::bias || end == End::activation;
+  algorithm.run(t.problem,
+                {t.dz.planes(), t.w.data(), result.planes(), end == End::accumulate,
+                 has_bias ? t.bias_in.data() : nullptr, end == End::activation ? &t.activation : nullptr},
+                threads, work.data());
+  CHECK(work.is_intact(), "%s input gradient wrote past its work", algorithm.name);
+  return result;
+}
+
+Block run_trial(const WeightGradientAlgorithm& algorithm, const Trial& trial, End end, size_t threads) {
+  Trial t = trial;
+  Block result(1, 1, 1, static_cast<int64_t>(t.w.size()), 0);
+  for (size_t i = 0; i < result.count(); ++i) result.at(i) = static_cast<float>(i % 7);
+  Work work(algorithm.work_bytes(t.problem));
+  algorithm.run(t.problem, {t.x.planes(), t.y.planes(), result.values.data(), end == End::accumulate}, threads,
+                work.data());
+  CHECK(work.is_intact(), "%s weight gradient wrote past its work", algorithm.name);
+  return result;
+}
+
+bool same_bits(const Block& a, const Block& b) {
+  return std::memcmp(a.values.data(), b.values.data(), a.values.size() * sizeof(float)) == 0;
+}
+
+// Within 1e-5 of what was added up; Winograd's errors belong to tiles, so there it is the largest sum that counts.
+void compare(Block got, Block expected, Block sizes, bool is_winograd, const char* name, const char* pass) {
+  float largest = 0.0f;
+  for (size_t i = 0; i < sizes.count(); ++i) largest = std::max(largest, sizes.at(i));
+  for (size_t i = 0; i < got.count(); ++i) {
+    const float a = got.at(i), b = expected.at(i);
+    const float tolerance = 1e-5f * (1.0f + (is_winograd ? largest : sizes.at(i)));
+    CHECK((std::isnan(a) && std::isnan(b)) || a == b || std::fabs(a - b) <= tolerance, "%s %s: value %zu is %g, "
+          "expected %g", name, pass, i, static_cast<double>(a), static_cast<double>(b));
+    got.at(i) = expected.at(i) = 0.0f;
+  }
+  CHECK(same_bits(got, expected), "%s %s: memory between the rows was touched", name, pass);
+}
+
+// How often the algorithm of each name ran.
+struct Ran {
+  const char* name;
+  size_t times;
+  bool is_built;
+};
+
+template <class Algorithm>
+void try_algorithm(const Algorithm& algorithm, const Algorithm& reference, const Trial& trial, const char* pass,
+                   std::initializer_list<End> ends, Ran* ran) {
+  const bool is_winograd = std::strcmp(algorithm.name, "winograd") == 0;
+  ran->name = algorithm.name;
+  ran->is_built = algorithm.run != nullptr;
+  if (!algorithm.fits(trial.problem) || (is_winograd && trial.is_special)) return;
+  ++ran->times;
+  const int failures_before = test::failures;
+  for (End end : ends) {
+    const Block expected = run_trial(reference, trial, end, 1);
+    const Block sizes = run_trial(reference, sizes_of(trial), end, 1);
+    const Block got = run_trial(algorithm, trial, end, 1);
+    compare(got, expected, sizes, is_winograd, algorithm.name, pass);
+    for (size_t threads : {2, 7})
+      CHECK(same_bits(run_trial(algorithm, trial, end, threads), got), "%s %s: %zu threads give other bits",
+            algorithm.name, pass, threads);
+  }
+  if (test::failures != failures_before) trial.layer.print();
+}
+
+constexpr size_t kAlgorithms = 4;
+Ran ran_forward[kAlgorithms], ran_input[kAlgorithms], ran_weights[kAlgorithms];
+
+void try_algorithms(const Trial& trial) {
+  const ForwardAlgorithm* forward[] = {&winograd_forward, &depthwise_forward, &narrow_forward, &direct_forward};
+  const InputGradientAlgorithm* input[] = {&winograd_input_gradient, &depthwise_input_gradient, &narrow_input_gradient,
+                                           &direct_input_gradient};
+  const WeightGradientAlgorithm* weights[] = {&winograd_weight_gradient, &depthwise_weight_gradient,
+                                              &narrow_weight_gradient, &direct_weight_gradient};
+  for (size_t i = 0; i < kAlgorithms; ++i) {
+    try_algorithm(*forward[i], reference_forward, trial, "forward", {End::plain, End::bias, End::activation},
+                  &ran_forward[i]);
+    try_algorithm(*input[i], reference_input_gradient, trial, "input gradient",
+                  {End::plain, End::accumulate, End::activation}, &ran_input[i]);
+    try_algorithm(*weights[i], reference_weight_gradient, trial, "weight gradient", {End::plain, End::accumulate},
+                  &ran_weights[i]);
+  }
+}
+
+struct Geometry {
+  size_t n, in, out, h, w, kh, kw, s, d, pad, groups;
+};
+
+constexpr Geometry kGeometries[] = {
+    // 3x3, stride 1: planes of every size around tiles of 4 and vectors of 16, channels around 16
+    {2, 16, 16, 8, 8, 3, 3, 1, 1, 1, 1},
+    {1, 17, 33, 14, 14, 3, 3, 1, 1, 1, 1},
+    {3, 32, 16, 7, 9, 3, 3, 1, 1, 1, 1},
+    {1, 16, 24, 5, 31, 3, 3, 1, 1, 1, 1},
+    {1, 20, 16, 20, 20, 3, 3, 1, 1, 0, 1},
+    {1, 16, 16, 6, 6, 3, 3, 1, 1, 2, 1},
+    {2, 16, 16, 4, 5, 3, 3, 1, 1, 3, 1},
+    {1, 64, 48, 12, 13, 3, 3, 1, 1, 1, 1},
+    {2, 16, 16, 1, 1, 3, 3, 1, 1, 1, 1},
+    {1, 16, 16, 1, 40, 3, 3, 1, 1, 1, 1},
+    // one tap
+    {2, 16, 20, 7, 7, 1, 1, 1, 1, 0, 1},
+    {2, 5, 70, 3, 5, 1, 1, 1, 1, 0, 1},
+    {1, 300, 3, 4, 4, 1, 1, 1, 1, 0, 1},
+    {2, 8, 8, 9, 9, 1, 1, 2, 1, 0, 1},
+    {1, 4, 4, 5, 5, 1, 1, 1, 1, 2, 1},
+    {1, 3, 5, 1, 1, 1, 1, 1, 1, 0, 1},
+    // strides, large kernels, dilation
+    {2, 16, 32, 14, 15, 3, 3, 2, 1, 1, 1},
+    {1, 3, 64, 33, 35, 7, 7, 2, 1, 3, 1},
+    {2, 8, 4, 8, 8, 4, 4, 2, 1, 1, 1},
+    {1, 6, 7, 11, 12, 5, 5, 1, 1, 2, 1},
+    {1, 6, 7, 19, 17, 3, 3, 1, 3, 3, 1},
+    {1, 6, 7, 23, 17, 3, 2, 5, 1, 0, 1},
+    {1, 2, 3, 3, 3, 5, 5, 1, 1, 4, 1},
+    {2, 4, 4, 6, 30, 1, 5, 1, 1, 2, 1},
+    {2, 4, 4, 30, 6, 5, 1, 1, 1, 2, 1},
+    {1, 40, 40, 30, 2, 2, 2, 1, 1, 0, 1},
+    // few input channels
+    {4, 1, 32, 20, 20, 3, 3, 1, 1, 1, 1},
+    {2, 2, 9, 11, 7, 3, 3, 1, 1, 1, 1},
+    {2, 3, 16, 12, 12, 5, 5, 1, 1, 2, 1},
+    {3, 4, 10, 9, 33, 3, 3, 1, 1, 0, 1},
+    {2, 1, 1, 8, 8, 2, 2, 1, 1, 0, 1},
+    // groups, and one input channel per group
+    {2, 12, 18, 7, 8, 3, 3, 1, 1, 1, 3},
+    {2, 8, 8, 6, 6, 1, 1, 1, 1, 0, 2},
+    {2, 24, 24, 14, 14, 3, 3, 1, 1, 1, 24},
+    {2, 7, 7, 9, 37, 3, 3, 1, 1, 1, 7},
+    {2, 16, 16, 15, 16, 3, 3, 2, 1, 1, 16},
+    {1, 5, 15, 8, 9, 3, 3, 1, 1, 1, 5},
+    {2, 6, 6, 12, 13, 5, 5, 1, 1, 2, 6},
+    {1, 6, 6, 17, 18, 7, 7, 2, 1, 3, 6},
+    {1, 6, 12, 13, 13, 3, 3, 1, 2, 2, 6},
+};
+
+}  // namespace
+
+TEST(convolution_every_algorithm_agrees_with_the_reference) {
+  const size_t threads_before = obn_get_num_threads();
+  obn_set_num_threads(7);
+  Random random{12};
+  for (const Geometry& g : kGeometries) {
+    Layer l;
+    l.n = g.n;
+    l.in = g.in;
+    l.out = g.out;
+    l.groups = g.groups;
+    l.h = g.h;
+    l.w = g.w;
+    l.kh = g.kh;
+    l.kw = g.kw;
+    l.sy = l.sx = g.s;
+    l.dy = l.dx = g.d;
+    l.left = l.right = l.up = l.down = g.pad;
+    l.set_outputs();
+    for (size_t gap : {0, 3})
+      for (bool special : {false, true}) try_algorithms(Trial(l, gap, special, random));
+  }
+  for (int round = 0; round < 300; ++round) {
+    Layer l = random_layer(random);
+    if (l.transposed) continue;
+    if (random.one_in(3)) l.in *= 5, l.out *= 7;
+    if (random.one_in(4)) l.groups = l.in, l.out = l.in * random.between(1, 2);
+    try_algorithms(Trial(l, random.below(3), random.one_in(2), random));
+  }
+  obn_set_num_threads(threads_before);
+  for (const Ran* list : {ran_forward, ran_input, ran_weights})
+    for (size_t i = 0; i < kAlgorithms; ++i)
+      CHECK(list[i].times > 0 || !list[i].is_built, "%s never fitted", list[i].name);
 }
 
 }  // namespace obn::convolution

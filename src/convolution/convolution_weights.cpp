@@ -46,11 +46,13 @@ bool steps_by(size_t extent, ptrdiff_t step, size_t expected) {
 
 }  // namespace
 
-int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, WeightArray* weights) {
+int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, WeightOrder order,
+                 WeightArray* weights) {
   WeightArray& w = *weights;
   const BNNSDataLayout layout = descriptor.layout;
   w.is_packed32 = layout == BNNSDataLayoutConvolutionWeightsOIHW_Pack32;
-  if (layout != BNNSDataLayoutConvolutionWeightsOIHW && layout != BNNSDataLayoutConvolutionWeightsOIHrWr &&
+  const bool is_in_order = order.transposed && layout == BNNSDataLayout4DFirstMajor;
+  if (!is_in_order && layout != BNNSDataLayoutConvolutionWeightsOIHW && layout != BNNSDataLayoutConvolutionWeightsOIHrWr &&
       layout != BNNSDataLayoutConvolutionWeightsIOHrWr && !w.is_packed32)
     return fail("%s: expected one of the four layouts of convolution weights; got %s", argument, name_of(layout));
   BNNSNDArrayDescriptor lying = descriptor;
@@ -70,6 +72,7 @@ int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const c
     w.in = v.extent[2];
     w.out = descriptor.size[3];
     w.first = 0;
+    w.block = kLanes;
     w.kx_step = kLanes;
     w.ky_step = static_cast<ptrdiff_t>(kLanes * w.kw);
     w.in_step = static_cast<ptrdiff_t>(kLanes * w.kw * w.kh);
@@ -77,15 +80,26 @@ int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const c
     w.out_step = 1;
     return 0;
   }
-  const bool in_last = layout == BNNSDataLayoutConvolutionWeightsIOHrWr;
+  const bool in_last = is_in_order || layout == BNNSDataLayoutConvolutionWeightsIOHrWr;
   w.in = v.extent[in_last ? 3 : 2];
   w.out = v.extent[in_last ? 2 : 3];
   w.in_step = step(in_last ? 3 : 2);
   w.out_step = step(in_last ? 2 : 3);
+  w.block = kLanes;
   w.block_step = w.out <= kLanes ? 0 : static_cast<ptrdiff_t>(kLanes) * w.out_step;
   w.first = 0;
   w.kx_step = step(0);
   w.ky_step = step(1);
+  if (is_in_order) {
+    if (w.in % order.groups != 0 || w.out > SIZE_MAX / order.groups)
+      return fail("%s: expected a number of input channels that %zu groups divide; got %zu", argument, order.groups,
+                  w.in);
+    w.in /= order.groups;
+    w.block = w.out;
+    w.out *= order.groups;
+    w.block_step = static_cast<ptrdiff_t>(w.in) * w.in_step;
+    return 0;
+  }
   if (layout != BNNSDataLayoutConvolutionWeightsOIHW) {
     w.first = static_cast<ptrdiff_t>(w.kw - 1) * w.kx_step + static_cast<ptrdiff_t>(w.kh - 1) * w.ky_step;
     w.kx_step = -w.kx_step;
@@ -96,7 +110,7 @@ int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const c
 
 bool is_canonical(const WeightArray& w, WeightOrder order) {
   if (w.memory.type != BNNSDataTypeFloat32 || w.is_packed32 || w.first != 0) return false;
-  if (order.transposed && order.groups > 1) return false;
+  if (order.transposed && order.groups > 1 && w.memory.layout != BNNSDataLayout4DFirstMajor) return false;
   const size_t taps = w.kw * w.kh, a = first_channels(w, order), b = second_channels(w, order);
   return steps_by(w.kw, w.kx_step, 1) && steps_by(w.kh, w.ky_step, w.kw) &&
          steps_by(b, order.transposed ? w.out_step : w.in_step, taps) &&

@@ -36,11 +36,13 @@ constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves r
 constexpr size_t kHardFloats = kScratchFloats / 8 * 5;  // a frame when it must be
 constexpr size_t kSumFloats = size_t{96} << 10;         // sums of one piece of the weight gradient
 constexpr size_t kPixels = 512;                         // of a block, about
-constexpr size_t kDepth = 256;                          // values of k whose weights stay in the first cache
+constexpr size_t kDepth = 256;                          // values of k done in a row with pixels in lanes: their weights
+                                                        // stay in the first cache
+constexpr size_t kTurnedDepth = 1024;                   // with output channels in lanes, where weights are streamed
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
-constexpr size_t kMaxParts = kPieces;
+constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
 constexpr size_t kMaxSums = size_t{4} << 20;            // floats of all parts together
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
@@ -162,6 +164,18 @@ void measure(const Taps& x, const Taps& y, Block* b) {
   b->channel = std::max<size_t>(1, x.slots * y.slots) * b->slot;
 }
 
+// Where only single values are read from a frame, its rows may begin on cache lines: copies then never write half lines.
+// Not where that needs much more memory. An odd number of lines per channel spreads channels over the cache.
+void align_frame(Block* b) {
+  constexpr size_t kLine = kAlignment / sizeof(float);
+  const size_t pitch = round_up(b->pitch, kLine);
+  if (pitch - b->pitch > pitch / 8) return;
+  b->slot = b->slot / b->pitch * pitch;
+  b->channel = b->channel / b->pitch * pitch;
+  b->pitch = pitch;
+  b->channel = (b->channel / kLine | 1) * kLine;
+}
+
 // About `pixels` positions, fewer while the frames of `channels` channels and `others` values per position take more
 // than `soft`.
 Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels, size_t others, size_t soft,
@@ -186,7 +200,29 @@ Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels,
 
 // ---- forward and input gradient ----
 
+// A tile of one vector takes more than half the time of one of two: it reads as many weights.
+size_t cost_of_run(const Kernels& kernels, size_t n) {
+  const size_t tail = n % kernels.tile_columns;
+  return n / kernels.tile_columns * 4 + (tail == 0 ? 0 : tail <= kernels.lanes ? 3 : 4);
+}
+
 size_t run_length(const Block& b) { return (b.rows - 1) * b.pitch + b.columns; }
+
+// Chooses what lies across the lanes, by the lanes that are spent on nothing; a tie goes to the way without sums in
+// scratch.
+void choose_lanes(const Kernels& kernels, Correlation* c) {
+  const Block& b = c->block;
+  const size_t by_rows = b.rows * cost_of_run(kernels, b.columns), in_one = cost_of_run(kernels, run_length(b));
+  c->by_rows = by_rows <= in_one;
+  c->in_place = c->by_rows && c->x.phases == 1;
+  const size_t filled = round_up(c->out_channels, kernels.tile_columns);
+  // lanes for one value: pixels across cost / 4 · tile_columns / (rows · columns), outputs across filled / out_channels
+  const size_t pixels_across = std::min(by_rows, in_one) * kernels.tile_columns * c->out_channels;
+  const size_t outputs_across = filled * 4 * b.rows * b.columns;
+  c->outputs_in_lanes = c->in_place ? outputs_across < pixels_across : outputs_across <= pixels_across;
+  if (c->outputs_in_lanes) c->by_rows = c->in_place = false;
+  c->panels = divide_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+}
 
 // Fills block and what follows from it; false where scratch cannot hold it.
 bool plan_blocks(const Kernels& kernels, Correlation* c) {
@@ -195,19 +231,20 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t pixels = std::max(kernels.tile_columns, kPixels / x_phases);
   Block& b = c->block;
   b = choose_block(c->x, c->y, pixels, c->in_channels, 0, kSoftFloats, kernels.tile_columns);
+  choose_lanes(kernels, c);
+  if (c->outputs_in_lanes) align_frame(&b);
   b.channels = std::min(c->in_channels, (kHardFloats - kSlack) / b.channel);
   if (b.channels == 0) return false;
-  const size_t panels = divide_up(c->out_channels, kernels.tile_rows);
-  const size_t row = x_phases * round_up(run_length(b), kernels.tile_columns);  // of sums, one output channel
-  const size_t rows = (kScratchFloats - kHardFloats) / row;
-  if (rows < kernels.tile_rows) return false;
-  c->by_rows = b.rows * divide_up(b.columns, kernels.lanes) <= divide_up(run_length(b), kernels.lanes);
-  c->in_place = c->by_rows && x_phases == 1;
+  // Sums of a panel; with outputs in lanes they are turned in a second place of the same size.
+  const size_t run = x_phases * round_up(run_length(b), kernels.tile_columns);
+  const size_t panel = run * (c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
+  const size_t slack = kernels.lanes * kernels.tile_columns;  // read behind the last one
+  const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
+  if (places < 2) return false;
   const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
   const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
-  c->parts = multiplications < kSmallCall ? 1 : std::min(panels, divide_up(kPieces, pieces));
-  if (b.channels < c->in_channels && !c->in_place)
-    c->parts = std::max(c->parts, divide_up(panels, rows / kernels.tile_rows));
+  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
+  if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
 }
 
@@ -234,23 +271,34 @@ bool fits(const Kernels& kernels, const Problem& s, bool is_gradient) {
   return plan_blocks(kernels, &c);
 }
 
-// At most kDepth values of k at a time, whole channels, at least one.
+// Whole channels, at least one.
 size_t channels_at_once(const Correlation& c, size_t taps) {
-  return std::clamp<size_t>(kDepth / std::max<size_t>(1, taps), 1, c.in_channels);
+  const size_t depth = c.outputs_in_lanes ? kTurnedDepth : kDepth;
+  return std::clamp<size_t>(depth / std::max<size_t>(1, taps), 1, c.in_channels);
 }
 
-size_t correlation_bytes(const Kernels&, const Problem& s, bool is_gradient) {
+// At most: a phase has those of kTurnedDepth values of k, or of one channel.
+size_t offsets_of(const Correlation& c, size_t taps) {
+  const size_t phases = std::min(as_size(c.x.phases * c.y.phases), taps);
+  return std::min(phases * kTurnedDepth, c.in_channels * taps) + taps;
+}
+
+// At most, with zeros up to whole panels.
+size_t packed_floats(const Kernels& kernels, const Correlation& c, size_t taps) {
+  return c.groups * round_up(c.out_channels, kernels.tile_columns) * c.in_channels * taps;
+}
+
+size_t correlation_bytes(const Kernels& kernels, const Problem& s, bool is_gradient) {
   const Correlation c = outline(s, is_gradient);
   const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  // A phase has min(kDepth, channels · taps) offsets, or one channel's.
-  const size_t offsets = std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps;
-  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets) +
-         bytes_of<float>(s.groups * c.w_group);
+  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets_of(c, taps)) +
+         bytes_of<float>(packed_floats(kernels, c, taps));
 }
 
 // Lists the phases, with the distance of every k from the pixel.
-void list_phases(Correlation* c, size_t offsets_capacity, Arena* arena) {
+void list_phases(const Kernels& kernels, Correlation* c, size_t offsets_capacity, Arena* arena) {
   const Block& b = c->block;
+  const size_t packed_channels = c->outputs_in_lanes ? round_up(c->out_channels, kernels.tile_columns) : c->out_channels;
   Phase* phase = arena->take<Phase>(as_size(c->x.phases * c->y.phases));
   size_t* next = arena->take<size_t>(offsets_capacity);
   c->phases = phase;
@@ -262,7 +310,7 @@ void list_phases(Correlation* c, size_t offsets_capacity, Arena* arena) {
       phase->channels = channels_at_once(*c, phase->taps);
       phase->offsets = next;
       phase->weights = c->packed_group;
-      c->packed_group += phase->taps * c->in_channels * c->out_channels;
+      c->packed_group += phase->taps * c->in_channels * packed_channels;
       if (phase->taps == 0) continue;
       for (size_t channel = 0; channel < phase->channels; ++channel) {
         for (const Tap* ty = c->y.taps + c->y.begin[py]; ty < c->y.taps + c->y.begin[py + 1]; ++ty) {
@@ -280,14 +328,13 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   c.x = list_taps(s.x, is_gradient, &arena);
   c.y = list_taps(s.y, is_gradient, &arena);
   plan_blocks(kernels, &c);
-  const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  list_phases(&c, std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps, &arena);
-  c.packed = arena.take<float>(s.groups * c.w_group);
-  const size_t panels = divide_up(c.out_channels, kernels.tile_rows);
+  const size_t taps = as_size(s.x.kernel * s.y.kernel);
+  list_phases(kernels, &c, offsets_of(c, taps), &arena);
+  c.packed = arena.take<float>(packed_floats(kernels, c, taps));
   const size_t multiplications = s.batch * s.groups * c.w_group * as_size(s.x.out * s.y.out);
   if (multiplications < kSmallCall) threads = 1;
-  parallel(s.groups * panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
-           [&](size_t piece) { kernels.pack_weights(c, piece / panels, piece % panels); });
+  parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
+           [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
   parallel(c.batch * c.groups * c.parts * c.block.row_blocks * c.block.column_blocks, threads,
            [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
 }
@@ -331,6 +378,7 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   g->block = choose_block(g->x_taps, g->y_taps, kPixels, g->is_flat ? 0 : channels, others, kSoftFloats,
                           kernels.tile_columns);
   Block& b = g->block;
+  align_frame(&b);
   const size_t left = kScratchFloats - kSlack;
   if (others * b.rows * b.columns > left) return false;
   b.channels = channels;
@@ -340,7 +388,7 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   const size_t pieces = g->groups * divide_up(g->in_channels, b.channels) * divide_up(g->panels, g->panels_at_once);
   const size_t sums = g->groups * g->panels * kernels.tile_columns * g->in_channels * used;
   const size_t blocks = g->batch * b.row_blocks * b.column_blocks;
-  g->parts = std::max<size_t>(1, std::min({divide_up(kPieces, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
+  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
   return true;
 }
 

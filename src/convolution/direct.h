@@ -9,6 +9,8 @@
 // A block of the input is copied into scratch (a frame), its padding as zeros and its rows and columns split by
 // remainder modulo `step` (slots). There every tap is one distance from the output position, whatever kernel, stride,
 // dilation and padding are: out(m, pixel) = Σ_k a(m, k) · frame[offset(k) + pixel], k = (c, ty, tx), pixel = i·pitch + j.
+// Either pixels lie across the lanes and weights are broadcast, or output channels do and pixels are broadcast: then no
+// lane is spent on the columns between the rows of the frame, but sums must be transposed on their way out.
 // The weight gradient sums over the pixels of the same frame.
 #pragma once
 
@@ -75,8 +77,10 @@ struct Correlation {
   Taps x, y;
   Block block;
   const Phase* phases;       // (y.phases · x.phases)
-  float* packed;             // weights: (group, phase, panel of rows, k, rows of the panel)
+  float* packed;             // weights: (group, phase, panel of output channels, k, channels of the panel)
   size_t packed_group;
+  bool outputs_in_lanes;     // a panel is kTileColumns output channels, filled up with zeros; else see row_panels()
+  size_t panels;
   size_t parts;              // pieces that output channels are cut into
   bool by_rows;              // tiles stay in a row of the frame; else they run over its end into the next
   bool in_place;             // tiles are added up in the output itself, not in scratch
@@ -110,7 +114,7 @@ struct Kernels {
 
   // Packs one panel of one group's weights.
   void (*pack_weights)(const Correlation&, size_t group, size_t panel);
-  // Computes one piece: (sample, group, part of the output channels, row block, column block).
+  // Computes one piece: (sample, group, part of the panels, row block, column block).
   void (*correlate)(const Correlation&, size_t piece, float* scratch);
   // Sums over one part of the pixels: piece = (part, group, panels, channels).
   void (*sum_weights)(const WeightSum&, size_t piece, float* scratch);

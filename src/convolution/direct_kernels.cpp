@@ -34,68 +34,108 @@ OBN_INLINE Panel panel_of(size_t rows, size_t p) {
   return {p * each + smaller(p, more), each + (p < more)};
 }
 
+// The output channels of a panel.
+OBN_INLINE Panel panel_of(const Correlation& call, size_t p) {
+  if (!call.outputs_in_lanes) return panel_of(call.out_channels, p);
+  return {p * kTileColumns, smaller(kTileColumns, call.out_channels - p * kTileColumns)};
+}
+// How many channels lie side by side in its packed weights.
+OBN_INLINE size_t packed_rows(const Correlation& call, const Panel& panel) {
+  return call.outputs_in_lanes ? kTileColumns : panel.rows;
+}
+
 // ---- frames ----
 
 OBN_INLINE void fill_zero(float* p, size_t n) {
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(p + i, F{});
-  for (; i < n; ++i) p[i] = 0.0f;
+  if (i < n) store_first(p + i, F{}, n - i);
 }
 
-// to[i] = from[i·step]
-OBN_INLINE void copy_run(const float* from, size_t step, size_t n, float* to) {
-  size_t i = 0;
-  if (step == 1) {
-    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
-    if (i < n) store_first(to + i, load_first(from + i, n - i), n - i);
-    return;
-  }
-  if (step == 2) {
-    for (; i + kLanes < n; i += kLanes) {  // not the last value: the one behind it may be nobody's
-      F even, odd;
-      split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
-      store(to + i, even);
-    }
-  }
-  for (; i < n; ++i) to[i] = from[i * step];
+// Lanes [low, high) of the vector at p; the others are 0 and their memory is not touched.
+OBN_INLINE F load_between(const float* p, size_t low, size_t high) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << high) - (1u << low)), p));
+#else
+  float lanes[kLanes] = {};
+  for (size_t i = low; i < high; ++i) lanes[i] = p[i];
+  return load(lanes);
+#endif
 }
 
-// Values [low, high) of a run of n lie in the image; the first of them is `from`.
-struct Run {
+// Which of the n values from `start` on, `step` apart, lie in [0, in).
+struct Range {
   size_t low, high;
-  int64_t from;
 };
-OBN_INLINE Run run_of(const Taps& t, int64_t start, size_t n) {
+OBN_INLINE Range range_of(int64_t start, int64_t step, int64_t in, size_t n) {
   const int64_t length = static_cast<int64_t>(n);
-  int64_t low = start >= 0 ? 0 : (-start + t.step - 1) / t.step;
-  int64_t high = start >= t.in ? 0 : (t.in - start + t.step - 1) / t.step;
+  int64_t low = start >= 0 ? 0 : step == 1 ? -start : (-start + step - 1) / step;
+  int64_t high = start >= in ? 0 : step == 1 ? in - start : (in - start + step - 1) / step;
   low = low < length ? low : length;
   high = high < low ? low : high < length ? high : length;
-  return {static_cast<size_t>(low), static_cast<size_t>(high), start + low * t.step};
+  return {static_cast<size_t>(low), static_cast<size_t>(high)};
 }
 
-// The frame of the block whose first position is (row, column), from `channels` planes of the input.
+// kLanes columns of `rows` rows: to[i] = from[i·step] for the columns in `inside`, else 0.
+OBN_INLINE void copy_columns(const float* from, size_t from_row, size_t step, Range inside, size_t rows, float* to,
+                             size_t pitch) {
+  const size_t low = inside.low, high = inside.high;
+  if (low >= high) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, F{});
+  } else if (step == 1 && high - low == kLanes) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, load(from + r * from_row));
+  } else if (step == 1) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, load_between(from + r * from_row, low, high));
+  } else if (step == 2) {
+    // Values 2·low … 2·(high - 1), as lanes of two vectors.
+    const size_t first = 2 * low, last = 2 * high - 1;
+    const size_t low0 = smaller(first, kLanes), high0 = smaller(last, kLanes);
+    const size_t low1 = first < kLanes ? 0 : first - kLanes, high1 = last < kLanes ? 0 : last - kLanes;
+    for (size_t r = 0; r < rows; ++r) {
+      const float* p = from + r * from_row;
+      F even, odd;
+      split_pairs(load_between(p, low0, high0), load_between(p + kLanes, smaller(low1, high1), high1), &even, &odd);
+      store(to + r * pitch, even);
+    }
+  } else {
+    for (size_t r = 0; r < rows; ++r) {
+      store(to + r * pitch, F{});
+      for (size_t i = low; i < high; ++i) to[r * pitch + i] = from[r * from_row + i * step];
+    }
+  }
+}
+
+// One slot of a frame: `rows` rows of b.pitch values that start at value (v, u) of a plane and are step apart in it.
+// Whole vectors are written, past the end of a row by less than kLanes: the last columns come first and the rows in
+// order, so that what spills over is overwritten.
+OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size_t plane_row, int64_t v, int64_t u,
+                          size_t rows, size_t pitch, float* to) {
+  const Range inside = range_of(v, y.step, y.in, rows), across = range_of(u, x.step, x.in, pitch);
+  const size_t step = static_cast<size_t>(x.step), from_row = static_cast<size_t>(y.step) * plane_row;
+  const size_t count = inside.high - inside.low;
+  const float* from = plane + (v + static_cast<int64_t>(inside.low) * y.step) * static_cast<int64_t>(plane_row) + u;
+  for (size_t i = 0; i < inside.low * pitch; i += kLanes) store(to + i, F{});
+  float* body = to + inside.low * pitch;
+  for (size_t j = (pitch - 1) / kLanes * kLanes + kLanes; count > 0 && j > 0;) {
+    j -= kLanes;
+    Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
+                     across.high > j ? smaller(across.high - j, kLanes) : 0};
+    copy_columns(from + j * step, from_row, step, columns, count, body + j, pitch);
+  }
+  for (size_t i = inside.high * pitch; i < rows * pitch; i += kLanes) store(to + i, F{});
+}
+
+// The frame of the block whose first position is (row, column), from `channels` planes of the input. Slots are written
+// in the order in which they lie.
 void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
                 size_t channels, size_t row, size_t column, float* frame) {
   const size_t rows = b.slot / b.pitch;
-  for (size_t sx = 0; sx < x.slots; ++sx) {
-    const int64_t start = x.step * (static_cast<int64_t>(column) + x.first) + x.remainders[sx];
-    const Run run = run_of(x, start, b.pitch);
+  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first), u = x.step * (static_cast<int64_t>(column) + x.first);
+  for (size_t c = 0; c < channels; ++c) {
+    float* to = frame + c * b.channel;
     for (size_t sy = 0; sy < y.slots; ++sy) {
-      for (size_t c = 0; c < channels; ++c) {
-        float* to = frame + c * b.channel + (sy * x.slots + sx) * b.slot;
-        int64_t v = y.step * (static_cast<int64_t>(row) + y.first) + y.remainders[sy];
-        for (size_t r = 0; r < rows; ++r, v += y.step, to += b.pitch) {
-          if (v < 0 || v >= y.in || run.low == run.high) {
-            fill_zero(to, b.pitch);
-            continue;
-          }
-          const float* from = planes + c * plane + static_cast<size_t>(v) * plane_row + run.from;
-          for (size_t i = 0; i < run.low; ++i) to[i] = 0.0f;
-          copy_run(from, static_cast<size_t>(x.step), run.high - run.low, to + run.low);
-          for (size_t i = run.high; i < b.pitch; ++i) to[i] = 0.0f;
-        }
-      }
+      for (size_t sx = 0; sx < x.slots; ++sx, to += b.slot)
+        copy_slot(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u + x.remainders[sx], rows, b.pitch, to);
     }
   }
   fill_zero(frame + channels * b.channel, kSlack);
@@ -103,25 +143,25 @@ void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* plane
 
 // ---- weights ----
 
-// to[p·rows + i] = from[i·step + p], p < n: a panel of rows becomes columns.
-void transpose_panel(const float* from, size_t step, size_t rows, size_t n, float* to) {
-  for (size_t i = 0; i < rows; i += kLanes) {
-    const size_t height = smaller(kLanes, rows - i);
+// to[p·width + i] = from[i·step + p], p < n, i < rows; 0 for i from rows to width: a panel of rows becomes columns.
+void transpose_panel(const float* from, size_t step, size_t rows, size_t n, size_t width, float* to) {
+  for (size_t i = 0; i < width; i += kLanes) {
+    const size_t height = i >= rows ? 0 : smaller(kLanes, rows - i), stored = smaller(kLanes, width - i);
     for (size_t p = 0; p < n; p += kLanes) {
-      const size_t width = smaller(kLanes, n - p);
+      const size_t some = smaller(kLanes, n - p);
       F v[kLanes];
 #pragma GCC unroll 16
       for (size_t r = 0; r < kLanes; ++r) {
         const float* row = from + (i + r) * step + p;
-        v[r] = r >= height ? F{} : width == kLanes ? load(row) : load_first(row, width);
+        v[r] = r >= height ? F{} : some == kLanes ? load(row) : load_first(row, some);
       }
       transpose(v);
-      for (size_t q = 0; q < width; ++q) {
-        float* column = to + (p + q) * rows + i;
-        if (height == kLanes) {
+      for (size_t q = 0; q < some; ++q) {
+        float* column = to + (p + q) * width + i;
+        if (stored == kLanes) {
           store(column, v[q]);
         } else {
-          store_first(column, v[q], height);
+          store_first(column, v[q], stored);
         }
       }
     }
@@ -129,25 +169,28 @@ void transpose_panel(const float* from, size_t step, size_t rows, size_t n, floa
 }
 
 void pack_weights(const Correlation& call, size_t group, size_t panel) {
-  const Panel rows = panel_of(call.out_channels, panel);
-  const float* w = call.w + group * call.w_group + rows.first * call.w_out;
+  const Panel m = panel_of(call, panel);
+  const size_t width = packed_rows(call, m);
+  const float* w = call.w + group * call.w_group + m.first * call.w_out;
   float* packed = call.packed + group * call.packed_group;
   const size_t y_phases = static_cast<size_t>(call.y.phases), x_phases = static_cast<size_t>(call.x.phases);
   const Phase* phase = call.phases;
   if (call.w_in * call.in_channels == call.w_out && phase->taps == call.w_in) {  // k lies in order
-    transpose_panel(w, call.w_out, rows.rows, call.w_out, packed + rows.first * call.w_out);
+    transpose_panel(w, call.w_out, m.rows, call.w_out, width, packed + m.first * call.w_out);
     return;
   }
   for (size_t py = 0; py < y_phases; ++py) {
     for (size_t px = 0; px < x_phases; ++px, ++phase) {
-      float* to = packed + phase->weights + rows.first * call.in_channels * phase->taps;
+      float* to = packed + phase->weights + m.first * call.in_channels * phase->taps;
       for (size_t c = 0; c < call.in_channels; ++c) {
         for (size_t ty = call.y.begin[py]; ty < call.y.begin[py + 1]; ++ty) {
-          for (size_t tx = call.x.begin[px]; tx < call.x.begin[px + 1]; ++tx, to += rows.rows) {
+          for (size_t tx = call.x.begin[px]; tx < call.x.begin[px + 1]; ++tx, to += width) {
             const size_t tap = static_cast<size_t>(call.y.taps[ty].index) * call.kernel_columns +
                                static_cast<size_t>(call.x.taps[tx].index);
             const float* from = w + c * call.w_in + tap;
-            for (size_t i = 0; i < rows.rows; ++i) to[i] = from[i * call.w_out];
+            size_t i = 0;
+            for (; i < m.rows; ++i) to[i] = from[i * call.w_out];
+            for (; i < width; ++i) to[i] = 0.0f;
           }
         }
       }
@@ -218,6 +261,63 @@ template <size_t kRows, size_t kVectors>
   }
 }
 
+// The same with output channels across: c (pixels, kTileColumns) = start + a (pixels, k) · b (k, kTileColumns);
+// a(i, p) lies at a[offsets[p] + i], b is packed. start is c where accumulate, else bias (kTileColumns).
+struct TurnedProduct {
+  const float* a;
+  const size_t* offsets;
+  const float* b;
+  size_t k;
+  float* c;
+  const float* bias;
+  bool accumulate;
+};
+
+template <size_t kRows>
+[[gnu::noinline]] static void multiply_turned(const TurnedProduct& t) {
+  F left[kRows], right[kRows];
+  const float* start = t.accumulate ? t.c : t.bias;
+  const size_t step = t.accumulate ? kTileColumns : 0;
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    left[i] = load(start + i * step);
+    right[i] = load(start + i * step + kLanes);
+  }
+  const float* b = t.b;
+  for (size_t p = 0; p < t.k; ++p, b += kTileColumns) {
+    const float* a = t.a + t.offsets[p];
+    const F b0 = load(b), b1 = load(b + kLanes);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i) {
+      const F v = splat(a[i]);
+      left[i] += v * b0;
+      right[i] += v * b1;
+    }
+  }
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kRows; ++i) {
+    store(t.c + i * kTileColumns, left[i]);
+    store(t.c + i * kTileColumns + kLanes, right[i]);
+  }
+}
+
+using MultiplyTurned = void (*)(const TurnedProduct&);
+
+#if defined(__AVX512F__)
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,             multiply_turned<1>,  multiply_turned<2>,  multiply_turned<3>,  multiply_turned<4>,
+    multiply_turned<5>,  multiply_turned<6>,  multiply_turned<7>,  multiply_turned<8>,  multiply_turned<9>,
+    multiply_turned<10>, multiply_turned<11>, multiply_turned<12>, multiply_turned<13>, multiply_turned<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,            multiply_turned<1>, multiply_turned<2>, multiply_turned<3>,
+    multiply_turned<4>, multiply_turned<5>, multiply_turned<6>};
+#else
+static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
+    nullptr,            multiply_turned<1>, multiply_turned<2>, multiply_turned<3>, multiply_turned<4>,
+    multiply_turned<5>, multiply_turned<6>, multiply_turned<7>, multiply_turned<8>};
+#endif
+
 using Multiply = void (*)(const Product&);
 
 template <size_t kVectors>
@@ -241,22 +341,87 @@ struct Multiplies {
 
 // ---- forward and input gradient ----
 
-// One row of the output from the sums of all phases of the columns: to[phases·j + phase] = sums[phase·step + j].
+// to[i] = v, or += v, for the first n values; n >= 1, all kLanes of them if more.
+OBN_INLINE void put(float* to, F v, size_t n, bool accumulate) {
+  if (n >= kLanes) {
+    store(to, accumulate ? load(to) + v : v);
+  } else {
+    store_first(to, accumulate ? load_first(to, n) + v : v, n);
+  }
+}
+
+// One row of the output from the sums of all phases of the columns: to[phases·j + phase] = sums[phase·step + j]. Reads
+// whole vectors of sums.
 OBN_INLINE void join_run(const float* sums, size_t step, size_t phases, size_t n, bool accumulate, float* to) {
-  size_t u = 0;
   if (phases == 1) {
-    for (; u + kLanes <= n; u += kLanes) store(to + u, accumulate ? load(to + u) + load(sums + u) : load(sums + u));
+    for (size_t u = 0; u < n; u += kLanes) put(to + u, load(sums + u), n - u, accumulate);
   } else if (phases == 2) {
-    for (; u + 2 * kLanes <= n; u += 2 * kLanes) {
+    for (size_t u = 0; u < n; u += 2 * kLanes) {
       F a, b;
       join_pairs(load(sums + u / 2), load(sums + step + u / 2), &a, &b);
-      store(to + u, accumulate ? load(to + u) + a : a);
-      store(to + u + kLanes, accumulate ? load(to + u + kLanes) + b : b);
+      put(to + u, a, n - u, accumulate);
+      if (u + kLanes < n) put(to + u + kLanes, b, n - u - kLanes, accumulate);
+    }
+  } else {
+    for (size_t phase = 0; phase < phases; ++phase) {
+      const float* from = sums + phase * step;
+      for (size_t u = phase; u < n; u += phases, ++from) to[u] = accumulate ? to[u] + *from : *from;
     }
   }
-  for (; u < n; ++u) {
-    const float v = sums[u % phases * step + u / phases];
-    to[u] = accumulate ? to[u] + v : v;
+}
+
+// sums (rows · columns, kTileColumns) become `outputs` planes, their rows to_row apart. Reads up to kLanes pixels more.
+void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, float* to, size_t to_plane,
+               size_t to_row) {
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < outputs; o += kLanes) {
+      const size_t height = smaller(kLanes, outputs - o);
+      for (size_t q = 0; q < columns; q += kLanes) {
+        if (q + kLanes > columns && columns >= kLanes) q = columns - kLanes;  // the last ones again
+        const size_t width = smaller(kLanes, columns - q);
+        const float* from = sums + (r * columns + q) * kTileColumns + o;
+        F v[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] = load(from + i * kTileColumns);
+        transpose(v);
+        float* row = to + o * to_plane + r * to_row + q;
+        for (size_t i = 0; i < height; ++i) {
+          if (width == kLanes) {
+            store(row + i * to_plane, v[i]);
+          } else {
+            store_first(row + i * to_plane, v[i], width);
+          }
+        }
+      }
+    }
+  }
+}
+
+// The same for two phases of the columns, which take turns in rows of n values; sums of the second are `phase` further.
+void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, size_t second_columns, size_t outputs,
+                size_t n, bool accumulate, float* to, size_t to_plane, size_t to_row) {
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < outputs; o += kLanes) {
+      const size_t height = smaller(kLanes, outputs - o);
+      for (size_t q = 0; q < columns; q += kLanes) {
+        const float* first = sums + (r * columns + q) * kTileColumns + o;
+        const float* second = sums + phase + (r * second_columns + q) * kTileColumns + o;
+        F v[kLanes], w[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] = load(first + i * kTileColumns);
+        transpose(v);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) w[i] = load(second + i * kTileColumns);
+        transpose(w);
+        float* row = to + o * to_plane + r * to_row + 2 * q;
+        for (size_t i = 0; i < height; ++i, row += to_plane) {
+          F a, b;
+          join_pairs(v[i], w[i], &a, &b);
+          put(row, a, n - 2 * q, accumulate);
+          if (2 * q + kLanes < n) put(row + kLanes, b, n - 2 * q - kLanes, accumulate);
+        }
+      }
+    }
   }
 }
 
@@ -264,8 +429,7 @@ OBN_INLINE void join_run(const float* sums, size_t step, size_t phases, size_t n
 struct Place {
   size_t sample, group;
   size_t first_panel, last_panel;
-  size_t row, rows;        // positions of the block
-  size_t column, columns;
+  size_t row, column;  // first positions of the block
 };
 
 OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
@@ -275,38 +439,68 @@ OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
   piece /= b.column_blocks;
   p.row = piece % b.row_blocks * b.rows;
   piece /= b.row_blocks;
-  const size_t panels = row_panels(call.out_channels), part = piece % call.parts;
+  const size_t part = piece % call.parts;
   piece /= call.parts;
-  p.first_panel = panels * part / call.parts;
-  p.last_panel = panels * (part + 1) / call.parts;
+  p.first_panel = call.panels * part / call.parts;
+  p.last_panel = call.panels * (part + 1) / call.parts;
   p.group = piece % call.groups;
   p.sample = piece / call.groups;
   return p;
 }
 
-// Sums of one panel and one phase of both axes, channels [first, first + channels) of the frame, into c: rows of output
-// channels c_row apart, rows of positions c_pitch apart.
-void multiply_panel(const Correlation& call, const Phase& phase, const float* weights, const float* bias, size_t m,
-                    const float* frame, size_t channels, bool accumulate, size_t rows, size_t columns, float* c,
-                    size_t c_row, size_t c_pitch) {
+// What one panel and one phase of both axes are made of: the first `channels` of the frame, and their weights.
+struct Step {
+  const Phase* phase;
+  const float* weights;
+  const float* bias;
+  const float* frame;
+  size_t channels;
+  size_t rows, columns;  // positions
+  bool accumulate;
+};
+
+// Adds up m output channels in c: planes c_plane apart, rows of positions c_row apart.
+void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
   const Block& b = call.block;
-  const size_t runs = call.by_rows ? rows : 1;
-  const size_t length = call.by_rows ? columns : (rows - 1) * b.pitch + columns;
+  const size_t runs = call.by_rows ? s.rows : 1;
+  const size_t length = call.by_rows ? s.columns : (s.rows - 1) * b.pitch + s.columns;
   Product t;
-  t.c_row = c_row;
-  t.offsets = phase.offsets;
-  for (size_t done = 0; done < channels; done += phase.channels) {
-    t.a = weights + done * phase.taps * m;
-    t.k = smaller(phase.channels, channels - done) * phase.taps;
-    t.accumulate = accumulate || done > 0;
-    t.bias = bias;
+  t.c_row = c_plane;
+  t.offsets = s.phase->offsets;
+  t.bias = s.bias;
+  for (size_t done = 0; done < s.channels; done += s.phase->channels) {
+    t.a = s.weights + done * s.phase->taps * m;
+    t.k = smaller(s.phase->channels, s.channels - done) * s.phase->taps;
+    t.accumulate = s.accumulate || done > 0;
     for (size_t run = 0; run < runs; ++run) {
       for (size_t j = 0; j < length; j += kTileColumns) {
-        t.b = frame + done * b.channel + run * b.pitch + j;
-        t.c = c + run * c_pitch + j;
+        t.b = s.frame + done * b.channel + run * b.pitch + j;
+        t.c = c + run * c_row + j;
         t.columns = smaller(kTileColumns, length - j);
         if (!call.by_rows) t.columns = round_up(t.columns, kLanes);
         (t.columns > kLanes ? Multiplies<2>::of : Multiplies<1>::of)[m](t);
+      }
+    }
+  }
+}
+
+// The same with output channels across, into sums (rows · columns, kTileColumns).
+void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) {
+  const Block& b = call.block;
+  const size_t tiles = row_panels(s.columns);
+  TurnedProduct t;
+  t.offsets = s.phase->offsets;
+  t.bias = s.bias;
+  for (size_t done = 0; done < s.channels; done += s.phase->channels) {
+    t.b = s.weights + done * s.phase->taps * kTileColumns;
+    t.k = smaller(s.phase->channels, s.channels - done) * s.phase->taps;
+    t.accumulate = s.accumulate || done > 0;
+    for (size_t r = 0; r < s.rows; ++r) {
+      for (size_t tile = 0; tile < tiles; ++tile) {
+        const Panel pixels = panel_of(s.columns, tile);
+        t.a = s.frame + done * b.channel + r * b.pitch + pixels.first;
+        t.c = sums + (r * s.columns + pixels.first) * kTileColumns;
+        multiplies_turned[pixels.rows](t);
       }
     }
   }
@@ -316,55 +510,73 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
   const Block& b = call.block;
   const Place at = place_of(call, piece);
   const size_t x_phases = static_cast<size_t>(call.x.phases), y_phases = static_cast<size_t>(call.y.phases);
+  const size_t height = call.outputs_in_lanes ? kTileColumns : kTileRows;  // room for output channels of a panel
+  const size_t run = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);
+  const bool at_once = b.channels >= call.in_channels;  // one panel's sums are enough, else those of all panels
   float* frame = scratch;
-  float* sums = frame + round_up(b.channels * b.channel + kSlack, 16);
-  const size_t c_row = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);  // of sums
-  const bool at_once = b.channels >= call.in_channels;
-  const size_t part_first = panel_of(call.out_channels, at.first_panel).first;
-  const size_t part_last = at.last_panel == 0 ? 0
-                                              : panel_of(call.out_channels, at.last_panel - 1).first +
-                                                    panel_of(call.out_channels, at.last_panel - 1).rows;
-  const size_t sum_rows = at_once ? kTileRows : part_last - part_first;  // output channels in sums
+  float* joined = frame + round_up(b.channels * b.channel + kSlack, 16);  // (x_phases, height, run)
+  float* sums = call.outputs_in_lanes ? joined + x_phases * height * run : joined;
   const float* in = call.in.data + at.sample * call.in.sample + at.group * call.in_channels * call.in.plane;
   float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane;
-  const size_t out_width = static_cast<size_t>(call.x.out), first_column = at.column * x_phases;
+  const size_t first_column = at.column * x_phases;
+  const size_t n = smaller(b.columns * x_phases, static_cast<size_t>(call.x.out) - first_column);
+  const bool turns_into_place = call.outputs_in_lanes && x_phases == 1 && !call.accumulate;
+  const bool turns_pairs = call.outputs_in_lanes && x_phases == 2;
   for (size_t py = 0; py < y_phases; ++py) {
     if (call.y.count(py) <= at.row) continue;
-    const size_t rows = smaller(b.rows, call.y.count(py) - at.row);
+    Step s;
+    s.frame = frame;
+    s.rows = smaller(b.rows, call.y.count(py) - at.row);
     for (size_t c = 0; c < call.in_channels; c += b.channels) {
-      const size_t channels = smaller(b.channels, call.in_channels - c);
-      const bool is_last = c + channels == call.in_channels;
+      s.channels = smaller(b.channels, call.in_channels - c);
       if (py == 0 || !at_once)
-        copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, channels, at.row, at.column,
-                   frame);
+        copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, s.channels, at.row,
+                   at.column, frame);
       for (size_t panel = at.first_panel; panel < at.last_panel; ++panel) {
-        const Panel m = panel_of(call.out_channels, panel);
-        const float* bias = call.bias ? call.bias + at.group * call.out_channels + m.first : nullptr;
-        const size_t sum_first = at_once ? 0 : m.first - part_first;
-        float* first_row = out + m.first * call.out.plane + (py + at.row * y_phases) * call.out.row + first_column;
+        const Panel m = panel_of(call, panel);
+        float* to = out + m.first * call.out.plane + (py + at.row * y_phases) * call.out.row + first_column;
+        const size_t to_row = y_phases * call.out.row;
+        float* own = at_once ? sums : sums + (panel - at.first_panel) * x_phases * height * run;
+        alignas(64) float lane_bias[kTileColumns] = {};
+        s.bias = call.bias ? call.bias + at.group * call.out_channels + m.first : nullptr;
+        if (call.outputs_in_lanes) {
+          for (size_t i = 0; s.bias && i < m.rows; ++i) lane_bias[i] = s.bias[i];
+          s.bias = lane_bias;
+        }
         for (size_t px = 0; px < x_phases; ++px) {
           if (call.x.count(px) <= at.column) continue;
-          const Phase& phase = call.phases[py * x_phases + px];
-          const float* weights = call.packed + at.group * call.packed_group + phase.weights +
-                                 (m.first * call.in_channels + c * m.rows) * phase.taps;
-          const size_t columns = smaller(b.columns, call.x.count(px) - at.column);
-          if (call.in_place) {
-            multiply_panel(call, phase, weights, bias, m.rows, frame, channels, c > 0 || call.accumulate, rows,
-                           columns, first_row, call.out.plane, call.out.row * y_phases);
+          s.phase = &call.phases[py * x_phases + px];
+          s.weights = call.packed + at.group * call.packed_group + s.phase->weights +
+                      (m.first * call.in_channels + c * packed_rows(call, m)) * s.phase->taps;
+          s.columns = smaller(b.columns, call.x.count(px) - at.column);
+          s.accumulate = c > 0 || (call.in_place && call.accumulate);
+          if (call.outputs_in_lanes) {
+            multiply_turned_panel(call, s, own + px * height * run);
+          } else if (call.in_place) {
+            multiply_panel(call, s, m.rows, to, call.out.plane, to_row);
           } else {
-            multiply_panel(call, phase, weights, bias, m.rows, frame, channels, c > 0, rows, columns,
-                           sums + (px * sum_rows + sum_first) * c_row, c_row, b.pitch);
+            multiply_panel(call, s, m.rows, own + px * height * run, run, b.pitch);
+          }
+          if (c + s.channels < call.in_channels || !call.outputs_in_lanes || turns_pairs) continue;
+          if (turns_into_place) {
+            turn_sums(own, s.rows, s.columns, m.rows, to, call.out.plane, to_row);
+          } else {
+            turn_sums(own + px * height * run, s.rows, s.columns, m.rows, joined + px * height * run, run, b.pitch);
           }
         }
-        if (!is_last || (call.in_place && !call.activation)) continue;
-        const size_t n = smaller(b.columns * x_phases, out_width - first_column);
+        if (c + s.channels < call.in_channels) continue;
+        if (turns_pairs)
+          turn_pairs(own, height * run, s.rows, smaller(b.columns, call.x.count(0) - at.column), s.columns, m.rows, n,
+                     call.accumulate, to, call.out.plane, to_row);
+        const float* finished = call.outputs_in_lanes ? joined : own;
+        const bool is_there = call.in_place || turns_into_place || turns_pairs;
+        if (is_there && !call.activation) continue;
         for (size_t i = 0; i < m.rows; ++i) {
-          for (size_t r = 0; r < rows; ++r) {
-            float* to = first_row + i * call.out.plane + r * y_phases * call.out.row;
-            if (!call.in_place)
-              join_run(sums + (sum_first + i) * c_row + r * b.pitch, sum_rows * c_row, x_phases, n, call.accumulate,
-                       to);
-            if (call.activation) call.activation->forward(to, n);
+          for (size_t r = 0; r < s.rows; ++r) {
+            float* row = to + i * call.out.plane + r * to_row;
+            if (!is_there)
+              join_run(finished + i * run + r * b.pitch, height * run, x_phases, n, call.accumulate, row);
+            if (call.activation) call.activation->forward(row, n);
           }
         }
       }
@@ -396,7 +608,7 @@ void transpose_pixels(const float* planes, size_t plane, size_t plane_row, size_
   }
 }
 
-// c (rows, kTileColumns) += Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
+// c (rows, kTileColumns) = c + Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
 struct PixelSum {
   const float* a;
   const size_t* offsets;
@@ -404,6 +616,7 @@ struct PixelSum {
   const float* b;
   float* c;
   size_t rows, columns;  // of pixels
+  bool accumulate;       // else c = …
 };
 
 template <size_t kRows>
@@ -427,8 +640,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
     float* c = t.c + i * kTileColumns;
-    store(c, load(c) + left[i]);
-    store(c + kLanes, load(c + kLanes) + right[i]);
+    store(c, t.accumulate ? load(c) + left[i] : left[i]);
+    store(c + kLanes, t.accumulate ? load(c + kLanes) + right[i] : right[i]);
   }
 }
 
@@ -466,13 +679,13 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const size_t channels = smaller(b.channels, call.in_channels - c0);
   const size_t panels = smaller(call.panels_at_once, call.panels - first_panel);
   const size_t k = channels * call.used;
-  for (size_t panel = first_panel; panel < first_panel + panels; ++panel)
-    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
   if (k == 0) return;
   float* frame = scratch;
   float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
   const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
-  for (size_t block = all * part / call.parts; block < all * (part + 1) / call.parts; ++block) {
+  const size_t first_block = all * part / call.parts;
+  for (size_t block = first_block; block < all * (part + 1) / call.parts; ++block) {
+    const bool is_first = block == first_block;
     const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
     const size_t column = block % b.column_blocks * b.columns;
     const size_t rows = smaller(b.rows, call.y_taps.count() - row);
@@ -494,7 +707,7 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       for (size_t tile = 0; tile < tiles; ++tile) {
         const Panel p = panel_of(k, tile);
         sums_of_pixels[p.rows](
-            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns});
+            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns, !is_first});
       }
     }
   }

@@ -1,13 +1,14 @@
 // Winograd, the drive: cuts the tiles of a batch into blocks, gives them memory and hands them to the threads.
 //
-// Forward and input gradient: first all weights are transformed (work), then every block of tiles goes through its
-// three steps alone, V and the products in the thread's scratch. Weight gradient with few channels: the tiles are cut
-// into a fixed number of parts, each with its own sum (work). With many channels such sums are larger than V and Y
-// together: then the threads make V and Y of many tiles together (work), and each takes some channels of the sum.
+// Forward and input gradient, many tiles: first all weights are transformed (work), then every block of tiles goes
+// through its three steps alone, V and the products in the thread's scratch. Few tiles, or very many weights: the
+// threads make V together (work), then each takes some output channels, whose weights only it needs (scratch).
+// Weight gradient, many tiles: they are cut into a fixed number of parts, each with its own sum (work). Few tiles, or
+// sums that are larger than V and Y: the threads make V and Y together (work), then each takes some channels of the
+// sum (scratch).
 #include "convolution/winograd.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "base/pool.h"
 
@@ -37,18 +38,23 @@ constinit const Targets<Kernels> targets = {&portable::winograd::kernels, nullpt
 
 namespace {
 
-static size_t env(const char* n, size_t d) { const char* s = getenv(n); return s ? strtoul(s, 0, 10) : d; }
-
 constexpr size_t kFloat = sizeof(float);
-const size_t kBlockBytes = env("WB", 512) << 10;       // V and products of a block: half of a second-level cache of 1 MB
-const size_t kLargeWeights = size_t{1} << 20;   // transformed weights that do not stay in such a cache
-const size_t kTilesForLarge = env("WT", 32);            // then a block has so many tiles at least, to read them less often
-const size_t kBlockColumns = env("WC", 16);             // at most: the lines of a block's tiles stay in the first-level cache
-const size_t kEnoughPieces = env("WP", 4);              // with fewer blocks, output channels are split as well
-const size_t kPartOutputs = 128;             // but not finer: every part makes its own V
-const size_t kSums = env("WS", 16);                     // most parts of a weight gradient
-const size_t kSharedBytes = env("WSB", 6144) << 10;  // V and Y that the threads make together
-const size_t kSumInputs = env("WI", 56);                // channels of x that a thread then takes at a time
+// Measured on a core with 32 KB and 1 MB of cache; half or twice as much changes the time by a few percent.
+constexpr size_t kBlockBytes = size_t{512} << 10;   // V and products of a block, beside the weights in the same cache
+constexpr size_t kLargeWeights = size_t{1} << 20;   // transformed weights that do not stay near
+constexpr size_t kTilesForLarge = 28;               // then a block has so many tiles at least, to read them less often
+constexpr size_t kBlockColumns = 16;                // at most: so the lines that tiles read stay in the first cache
+constexpr size_t kHugeWeights = size_t{16} << 20;   // not kept at all: V is shared and the weights are made as needed
+constexpr size_t kSharedTiles = 256;                // most tiles of a pass with shared V
+constexpr size_t kFewTiles = 8;                     // it is shared too when fewer would fit into scratch
+constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
+constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
+constexpr size_t kSharedSum = size_t{6} << 20;      // V and Y that they make together
+constexpr size_t kSumBytes = size_t{1} << 20;       // V and Y of a block: longer sums are worth more than the cache
+constexpr size_t kSumInputs = 28;                   // most channels of x that a thread takes at a time
+constexpr size_t kLargeSum = size_t{1300} << 10;    // sums that should not be kept once per part
+constexpr size_t kParts = 16;                       // most parts of a weight gradient
+constexpr size_t kBlocksPerPart = 4;                // at least
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -73,18 +79,23 @@ struct Cut {
 };
 
 // Blocks of about `tiles` tiles over output planes of p rows and q columns, as even as they can be.
-Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles) {
+Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns) {
   Cut cut;
+  tiles = std::max(tiles, size_t{1});
   const size_t rows = divide_up(as_size(p), kOutputs), columns = divide_up(as_size(q), kOutputs);
   const bool short_row = p % 4 == 1 || p % 4 == 2, short_column = q % 4 == 1 || q % 4 == 2;
   cut.all = {0, n * rows, 0, columns, rows, columns, short_row, short_column};
-  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, kBlockColumns));
+  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, std::max(most_columns, size_t{1})));
   cut.columns = divide_up(columns, cut.across);
   cut.across = divide_up(columns, cut.columns);
-  cut.down = divide_up(n * rows, std::max(tiles / cut.columns, size_t{1}));
+  cut.down = divide_up(n * rows, tiles / cut.columns);
   cut.rows = divide_up(n * rows, cut.down);
   cut.down = divide_up(n * rows, cut.rows);
   return cut;
+}
+
+size_t count_tiles(size_t n, int64_t p, int64_t q) {
+  return n * divide_up(as_size(p), kOutputs) * divide_up(as_size(q), kOutputs);
 }
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
@@ -109,10 +120,11 @@ struct Pass {
 
 struct PassPlan {
   size_t v_row;
-  size_t part_outputs;  // output channels of a piece
-  size_t parts;
-  Matrices u;
+  bool is_shared;  // V is made together, and U only by whom it concerns
+  Panels u;        // not shared
+  Matrices v;      // shared
   Cut cut;
+  size_t floats;   // of work
 };
 
 PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outputs, int64_t p, int64_t q,
@@ -120,21 +132,24 @@ PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outpu
   PassPlan plan;
   plan.v_row = round_up(inputs, kernels.lanes);
   plan.u.data = work;
-  plan.u.row = inputs * kernels.panel;
-  plan.u.point = divide_up(outputs, kernels.panel) * plan.u.row + kSpread;
-  plan.part_outputs = round_up(outputs, kernels.panel);
-  for (size_t split = 1;; ++split) {
-    const size_t per_tile = bytes_per_tile(plan.v_row + plan.part_outputs);
-    size_t tiles = kBlockBytes / per_tile;
-    if (floats_of(plan.u) * kFloat > kLargeWeights) tiles = std::max(tiles, kTilesForLarge);
-    const size_t room = kernels.room_floats(kBlockColumns) * kFloat + 2 * kPoints * kSpread * kFloat;
-    tiles = std::clamp((kScratchBytes - room) / per_tile, size_t{1}, tiles);
-    plan.cut = cut_tiles(n, p, q, tiles);
-    plan.parts = divide_up(outputs, plan.part_outputs);
-    const size_t smaller = round_up(divide_up(outputs, split + 1), kernels.panel);
-    if (plan.cut.blocks() * plan.parts >= kEnoughPieces || smaller < kPartOutputs) return plan;
-    plan.part_outputs = smaller;
+  plan.u.step = inputs * kernels.panel;
+  plan.u.point = divide_up(outputs, kernels.panel) * plan.u.step + kSpread;
+  const size_t u_bytes = kPoints * plan.u.point * kFloat;
+  const size_t all = count_tiles(n, p, q), per_tile = bytes_per_tile(plan.v_row + round_up(outputs, kernels.lanes));
+  const size_t room = kernels.room_floats(kBlockColumns) * kFloat + 2 * kPoints * kSpread * kFloat;
+  const size_t possible = (kScratchBytes - room) / per_tile;
+  plan.is_shared = all <= std::min(outputs, kSharedTiles) || u_bytes > kHugeWeights || possible < kFewTiles;
+  if (plan.is_shared) {
+    const size_t wanted = std::max(kSharedBytes / bytes_per_tile(plan.v_row), kFewTiles);
+    plan.cut = cut_tiles(n, p, q, std::min(wanted, kSharedTiles), kSharedTiles);
+    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
+    plan.floats = floats_of(plan.v);
+  } else {
+    const size_t wanted = std::max(kBlockBytes / per_tile, u_bytes > kLargeWeights ? kTilesForLarge : 1);
+    plan.cut = cut_tiles(n, p, q, std::min(wanted, possible), kBlockColumns);
+    plan.floats = kPoints * plan.u.point;
   }
+  return plan;
 }
 
 // Rows of y that the block has finished.
@@ -155,40 +170,82 @@ void activate(const Pass& pass, const Block& block, Range channels) {
   }
 }
 
-void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
+void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
-  const PassPlan plan = plan_pass(kernels, pass.batch, inputs, outputs, pass.y.rows, pass.y.columns,
-                                  reinterpret_cast<float*>(work));
   parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t first = piece * kernels.lanes;
-    kernels.weights(pass.w, pass.k_step, pass.j_step, pass.turned, {0, inputs},
-                    {first, std::min(outputs, first + kernels.lanes)}, plan.u);
+    const size_t j = piece * kernels.lanes;
+    kernels.weights(pass.w + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, inputs,
+                    std::min(outputs - j, kernels.lanes),
+                    plan.u.data + j / kernels.panel * plan.u.step + j % kernels.panel, plan.u.point);
   });
-  parallel(plan.cut.blocks() * plan.parts, threads, [&](size_t piece) {
-    const Block block = plan.cut.block(piece / plan.parts);
-    const size_t first = piece % plan.parts * plan.part_outputs;
-    const Range channels = {first, std::min(outputs, first + plan.part_outputs)};
+  parallel(plan.cut.blocks(), threads, [&](size_t piece) {
+    const Block block = plan.cut.block(piece);
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
-    const Matrices m = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.part_outputs);
+    const Matrices m = matrices(v.data + floats_of(v), plan.cut.most_tiles(), round_up(outputs, kernels.lanes));
     kernels.data(pass.x, pass.up, pass.left, block, {0, inputs}, v, room);
-    kernels.multiply(block, v, inputs, plan.u, channels, m);
-    kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
-    if (pass.activation) activate(pass, block, channels);
+    kernels.multiply(block, v, inputs, plan.u, outputs, false, m);
+    kernels.outputs(m, block, {0, outputs}, pass.y, pass.bias, pass.accumulate, room);
+    if (pass.activation) activate(pass, block, {0, outputs});
   });
+}
+
+// One panel of outputs of a block: its weights are made some input channels at a time, so that they stay near.
+void run_panel(const Kernels& kernels, const PassPlan& plan, const Pass& pass, const Block& block, Range channels) {
+  const size_t inputs = pass.x.channels, depth = kPanelBytes / bytes_per_tile(kernels.panel);
+  float* room = reinterpret_cast<float*>(scratch());
+  const Matrices m = matrices(room + kernels.room_floats(block.columns), plan.cut.most_tiles(), kernels.panel);
+  const Panels u = {m.data + floats_of(m), depth * kernels.panel + kSpread, 0};
+  for (size_t k = 0; k < inputs; k += depth) {
+    const size_t some = std::min(depth, inputs - k);
+    for (size_t j = channels.first; j < channels.end; j += kernels.lanes)
+      kernels.weights(pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, some,
+                      std::min(channels.end - j, kernels.lanes), u.data + (j - channels.first), u.point);
+    Matrices v = plan.v;
+    v.data += k;
+    kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
+  }
+  kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
+  if (pass.activation) activate(pass, block, channels);
+}
+
+void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
+  const size_t inputs = pass.x.channels, outputs = pass.y.channels;
+  for (size_t i = 0; i < plan.cut.blocks(); ++i) {
+    const Block block = plan.cut.block(i);
+    parallel(divide_up(inputs, kernels.lanes), threads, [&](size_t piece) {
+      const size_t c = piece * kernels.lanes;
+      kernels.data(pass.x, pass.up, pass.left, block, {c, std::min(inputs, c + kernels.lanes)}, plan.v,
+                   reinterpret_cast<float*>(scratch()));
+    });
+    parallel(divide_up(outputs, kernels.panel), threads, [&](size_t piece) {
+      const size_t j = piece * kernels.panel;
+      run_panel(kernels, plan, pass, block, {j, std::min(outputs, j + kernels.panel)});
+    });
+  }
+}
+
+void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
+  const PassPlan plan = plan_pass(kernels, pass.batch, pass.x.channels, pass.y.channels, pass.y.rows, pass.y.columns,
+                                  reinterpret_cast<float*>(work));
+  if (plan.is_shared) {
+    run_panels(kernels, plan, pass, threads);
+  } else {
+    run_blocks(kernels, plan, pass, threads);
+  }
 }
 
 // ---- weight gradient ----
 
 struct SumPlan {
   size_t v_row, y_row;
-  bool is_shared;    // V and Y are made together
-  size_t parts;      // otherwise: sums
-  size_t part_rows;  // rows of blocks that go into one of them
-  Matrices v, y;     // shared
-  Matrices s;        // not shared: the first sum
   Cut cut;
-  size_t floats;     // of work
+  bool is_shared;      // V and Y are made together
+  Matrices v, y;       // shared
+  Matrices s;          // not shared: the sum of the first part
+  size_t parts;
+  size_t part_blocks;  // blocks in a part
+  size_t floats;       // of work
 };
 
 SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
@@ -196,17 +253,21 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   plan.v_row = round_up(s.in_channels, kernels.lanes);
   plan.y_row = round_up(s.out_channels, kernels.lanes);
   const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row);
-  const size_t sum_bytes = bytes_per_tile(s.in_channels * plan.y_row);
-  plan.is_shared = sum_bytes > env("WSH", 1300) << 10;
-  const size_t tiles = (plan.is_shared ? kSharedBytes : kBlockBytes) / per_tile;
-  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, std::max(tiles, size_t{1}));
-  plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
-  plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
-  plan.s = matrices(work, s.in_channels, plan.y_row);
-  const size_t parts = std::min(kSums, divide_up(plan.cut.blocks(), 4));
-  plan.part_rows = divide_up(plan.cut.blocks(), parts);
-  plan.parts = divide_up(plan.cut.blocks(), plan.part_rows);
-  plan.floats = plan.is_shared ? floats_of(plan.v) + floats_of(plan.y) : plan.parts * floats_of(plan.s);
+  const size_t tiles = count_tiles(s.batch, s.y.out, s.x.out);
+  plan.is_shared = bytes_per_tile(s.in_channels * plan.y_row) > kLargeSum || tiles * per_tile <= kSharedSum;
+  const size_t wanted = (plan.is_shared ? kSharedSum : kSumBytes) / per_tile;
+  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
+  if (plan.is_shared) {
+    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
+    plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
+    plan.floats = floats_of(plan.v) + floats_of(plan.y);
+  } else {
+    plan.s = matrices(work, s.in_channels, plan.y_row);
+    const size_t parts = std::min(kParts, divide_up(plan.cut.blocks(), kBlocksPerPart));
+    plan.part_blocks = divide_up(plan.cut.blocks(), parts);
+    plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
+    plan.floats = plan.parts * floats_of(plan.s);
+  }
   return plan;
 }
 
@@ -214,6 +275,7 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
                 const Image& x, const Image& dz, size_t threads) {
   const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
   const size_t across = divide_up(x.channels, kSumInputs), down = divide_up(dz.channels, kernels.panel);
+  const size_t some = divide_up(x.channels, across);
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
     parallel(x_groups + dz_groups, threads, [&](size_t piece) {
@@ -227,10 +289,10 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
       }
     });
     parallel(across * down, threads, [&](size_t piece) {
-      const size_t c = piece % across * kSumInputs, o = piece / across * kernels.panel;
-      const Range inputs = {c, std::min(x.channels, c + kSumInputs)};
+      const size_t c = std::min(x.channels, piece % across * some), o = piece / across * kernels.panel;
+      const Range inputs = {c, std::min(x.channels, c + some)};
       const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
-      const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), kSumInputs, kernels.panel);
+      const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), some, kernels.panel);
       kernels.correlate(block, plan.v, plan.y, inputs, outputs, false, sum);
       kernels.weight_gradient(sum, 1, 0, inputs, outputs, x.channels, g.accumulate || i > 0, g.dw);
     });
@@ -245,7 +307,7 @@ void run_apart(const Kernels& kernels, const SumPlan& plan, const Problem& s, co
     const Matrices y = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.y_row);
     Matrices sum = plan.s;
     sum.data += part * floats_of(plan.s);
-    const size_t first = part * plan.part_rows, end = std::min(plan.cut.blocks(), first + plan.part_rows);
+    const size_t first = part * plan.part_blocks, end = std::min(plan.cut.blocks(), first + plan.part_blocks);
     for (size_t i = first; i < end; ++i) {
       const Block block = plan.cut.block(i);
       kernels.data(x, s.y.before, s.x.before, block, {0, x.channels}, v, room);
@@ -269,8 +331,17 @@ bool is_possible(const Problem& s) {
   return s.groups == 1 && is_plain(s.x) && is_plain(s.y);
 }
 
-bool fits(const Problem& s) {
-  return is_possible(s) && s.in_channels >= 16 && s.out_channels >= 16;
+// From here on it beats direct.cpp on every target; planes of one row or column are mostly padding.
+bool forward_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 8 && s.out_channels >= 8 && s.in_channels * s.out_channels >= 128 &&
+         s.x.out >= 2 && s.y.out >= 2;
+}
+bool input_gradient_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 8 && s.out_channels >= 8 && s.in_channels * s.out_channels >= 128 &&
+         s.x.in >= 2 && s.y.in >= 2;
+}
+bool weight_gradient_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 4 && s.out_channels >= 4 && s.x.out >= 2 && s.y.out >= 2;
 }
 
 }  // namespace
@@ -278,7 +349,7 @@ bool fits(const Problem& s) {
 // ---- the three passes ----
 
 size_t forward_bytes(const Kernels& kernels, const Problem& s) {
-  return floats_of(plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, nullptr).u) * kFloat;
+  return plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, nullptr).floats * kFloat;
 }
 
 void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t threads, std::byte* work) {
@@ -299,7 +370,7 @@ void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t 
 }
 
 size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) {
-  return floats_of(plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, nullptr).u) * kFloat;
+  return plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, nullptr).floats * kFloat;
 }
 
 // dx(v) = Σ w(k) · dz(v + before - k): with k = 2 - k', dz is read at v + k' - (2 - before).
@@ -357,10 +428,10 @@ void weight_gradient(const Problem& s, const WeightGradient& g, size_t threads, 
 
 }  // namespace
 
-constinit const ForwardAlgorithm winograd_forward = {"winograd", winograd::fits, forward_bytes, forward};
-constinit const InputGradientAlgorithm winograd_input_gradient = {"winograd", winograd::fits, input_gradient_bytes,
-                                                                  input_gradient};
-constinit const WeightGradientAlgorithm winograd_weight_gradient = {"winograd", winograd::fits,
+constinit const ForwardAlgorithm winograd_forward = {"winograd", winograd::forward_fits, forward_bytes, forward};
+constinit const InputGradientAlgorithm winograd_input_gradient = {"winograd", winograd::input_gradient_fits,
+                                                                  input_gradient_bytes, input_gradient};
+constinit const WeightGradientAlgorithm winograd_weight_gradient = {"winograd", winograd::weight_gradient_fits,
                                                                     weight_gradient_bytes, weight_gradient};
 
 }  // namespace convolution

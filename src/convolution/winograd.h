@@ -60,6 +60,14 @@ struct Matrices {
   size_t row;
 };
 
+// The same for transformed weights, `Kernels::panel` columns at a time: value (k, j) of point p lies at
+// data[p·point + j / panel · step + k·panel + j % panel].
+struct Panels {
+  float* data;
+  size_t point;
+  size_t step;
+};
+
 // A batch of planes that tiles read or write. Positions outside are zeros.
 struct Image {
   Planes planes;
@@ -81,11 +89,10 @@ struct Kernels {
   // Floats of `room` for blocks of that many columns of tiles.
   size_t (*room_floats)(size_t columns);
 
-  // u(k, j) = G w Gᵀ between input channel k and output channel j. Panels of `panel` outputs, (k, panel) each:
-  // u.row is the size of a panel. The 9 taps begin at w[k·k_step + j·j_step], in reverse order if turned.
-  // `outputs` (at most `lanes` of them, beginning at a multiple) and `inputs` say which part is made.
-  void (*weights)(const float* w, size_t k_step, size_t j_step, bool turned, Range inputs, Range outputs,
-                  const Matrices& u);
+  // U = G w Gᵀ between input channel k < inputs and output channel j < outputs, at most `lanes` of these; it lies at
+  // u[p·point + k·panel + j]. The 9 taps begin at w[k·k_step + j·j_step], in reverse order if turned.
+  void (*weights)(const float* w, size_t k_step, size_t j_step, bool turned, size_t inputs, size_t outputs, float* u,
+                  size_t point);
   // v(tile, c) = Bᵀ d B for the channels of the range, which begins at a multiple of `lanes`; tile row 0 of a plane
   // begins at image row -up, tile column 0 at -left.
   void (*data)(const Image& x, int64_t up, int64_t left, const Block& block, Range channels, const Matrices& v,
@@ -93,9 +100,9 @@ struct Kernels {
   // The same with Y = A dz Aᵀ of 4x4 outputs.
   void (*gradient)(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room);
 
-  // m(tile, j - outputs.first) = Σ_k v(tile, k) · u(k, j), k < depth; outputs begin at a multiple of `panel`.
-  void (*multiply)(const Block& block, const Matrices& v, size_t depth, const Matrices& u, Range outputs,
-                   const Matrices& m);
+  // m(tile, j) = Σ_k v(tile, k) · u(k, j) for k < depth and j < outputs, or added.
+  void (*multiply)(const Block& block, const Matrices& v, size_t depth, const Panels& u, size_t outputs,
+                   bool accumulate, const Matrices& m);
   // y = Aᵀ m A + bias, or y += Aᵀ m A; m begins with channel channels.first. bias may be NULL.
   void (*outputs)(const Matrices& m, const Block& block, Range channels, const Image& y, const float* bias,
                   bool accumulate, float* room);

@@ -17,6 +17,7 @@ using obn::convolution::winograd::kOutputs;
 using obn::convolution::winograd::kPoints;
 using obn::convolution::winograd::kSide;
 using obn::convolution::winograd::Matrices;
+using obn::convolution::winograd::Panels;
 using obn::convolution::winograd::Range;
 
 namespace {
@@ -428,13 +429,11 @@ OBN_INLINE void write_taps(const F (&taps)[kTaps], float* w, size_t step, size_t
   }
 }
 
-void weights(const float* w, size_t k_step, size_t j_step, bool turned, Range inputs, Range outputs,
-             const Matrices& u) {
-  const size_t n = outputs.end - outputs.first;
-  float* panel = u.data + outputs.first / kTileColumns * u.row + outputs.first % kTileColumns;
-  for (size_t k = inputs.first; k < inputs.end; ++k) {
+void weights(const float* w, size_t k_step, size_t j_step, bool turned, size_t inputs, size_t outputs, float* u,
+             size_t point) {
+  for (size_t k = 0; k < inputs; ++k) {
     F taps[kTaps], half[kSide][3];
-    read_taps(w + k * k_step + outputs.first * j_step, j_step, n, taps);
+    read_taps(w + k * k_step, j_step, outputs, taps);
 #pragma GCC unroll 3
     for (size_t x = 0; x < 3; ++x) {
       F column[3], r[kSide];
@@ -444,13 +443,13 @@ void weights(const float* w, size_t k_step, size_t j_step, bool turned, Range in
 #pragma GCC unroll 6
       for (size_t p = 0; p < kSide; ++p) half[p][x] = r[p];
     }
-    float* to = panel + k * kTileColumns;
+    float* to = u + k * kTileColumns;
 #pragma GCC unroll 6
     for (size_t py = 0; py < kSide; ++py) {
       F r[kSide];
       weights_at_points(half[py], r);
 #pragma GCC unroll 6
-      for (size_t px = 0; px < kSide; ++px) store(to + (py * kSide + px) * u.point, r[px]);
+      for (size_t px = 0; px < kSide; ++px) store(to + (py * kSide + px) * point, r[px]);
     }
   }
 }
@@ -502,22 +501,22 @@ OBN_INLINE void multiply_panels(Tile t, size_t rows) {
   }
 }
 
-void multiply(const Block& block, const Matrices& v, size_t depth, const Matrices& u, Range outputs,
+void multiply(const Block& block, const Matrices& v, size_t depth, const Panels& u, size_t outputs, bool accumulate,
               const Matrices& m) {
   for (size_t p = 0; p < kPoints; ++p) {
     const size_t tiles = block.tiles_at(p);
-    for (size_t j = outputs.first; j < outputs.end; j += kTileColumns) {
+    for (size_t j = 0; j < outputs; j += kTileColumns) {
       Tile t;
       t.a = v.data + p * v.point;
       t.a_row = v.row;
       t.a_step = 1;
-      t.b = u.data + p * u.point + j / kTileColumns * u.row;
+      t.b = u.data + p * u.point + j / kTileColumns * u.step;
       t.b_step = kTileColumns;
-      t.c = m.data + p * m.point + (j - outputs.first);
+      t.c = m.data + p * m.point + j;
       t.c_row = m.row;
       t.k = depth;
-      t.columns = smaller(kTileColumns, whole_vectors(outputs.end - j));
-      t.accumulate = false;
+      t.columns = smaller(kTileColumns, whole_vectors(outputs - j));
+      t.accumulate = accumulate;
       multiply_panels(t, tiles);
     }
   }

@@ -13,7 +13,7 @@ namespace obn::fully_connected {
 namespace {
 
 constexpr char kKind[] = "fully connected";
-constexpr size_t kFewSamples = SIZE_MAX;
+constexpr size_t kFewSamples = 8;
 constexpr size_t kSumColumns = 1024;  // columns of db that are summed at a time
 
 bool is_float_type(BNNSDataType type) {
@@ -87,6 +87,20 @@ std::byte* workspace_for(const Room& counted) {
   return workspace(counted.used());
 }
 
+// Finds room for a product and runs it.
+template <class Product>
+int run_product(Product& product) {
+  Room counted;
+  product.place(&counted);
+  if (counted.used() > 0) {
+    Room room(workspace_for(counted));
+    if (!room.has_block()) return -1;
+    product.place(&room);
+  }
+  product.run();
+  return 0;
+}
+
 }  // namespace
 
 // ---- creation ----
@@ -99,6 +113,7 @@ FullyConnected::FullyConnected(const Options& options)
 FullyConnected::~FullyConnected() {
   options().release(copied_weights_);
   options().release(copied_bias_);
+  options().release(sparse_.block);
 }
 
 int FullyConnected::prepare(const BNNSLayerParametersFullyConnected& p) {
@@ -119,6 +134,7 @@ int FullyConnected::prepare(const BNNSLayerParametersFullyConnected& p) {
 
 int FullyConnected::prepare_weights(const BNNSNDArrayDescriptor& descriptor) {
   const char* name = "weights";
+  if (descriptor.layout == BNNSDataLayoutFullyConnectedSparse) return prepare_sparse(descriptor);
   size_t unused;
   if (read_view(descriptor, Access::read, name, &w_) != 0) return -1;
   switch (w_.layout) {
@@ -144,13 +160,36 @@ int FullyConnected::prepare_weights(const BNNSNDArrayDescriptor& descriptor) {
   if (read_batch(w_, w_.data, 1, 0, Access::read, name, &unused) != 0) return -1;
   if (is_indexed(w_.type)) read_table(w_, weight_table_);
   m_ = {values_of(w_, w_.data, is_indexed(w_.type) ? weight_table_ : nullptr), w_.stride[1], w_.stride[0], columns};
-  if (options().use_client_ptr) return 0;
+  return options().use_client_ptr ? 0 : hold_weights();
+}
 
-  // The copy has no gaps. Integers and indices become float32 now, halves stay halves.
+int FullyConnected::prepare_sparse(const BNNSNDArrayDescriptor& descriptor) {
+  const size_t inputs = x_.extent[0], outputs = y_.extent[0];
+  if (descriptor.size[0] != inputs || descriptor.size[1] != outputs)
+    return fail("weights: expected size {%zu, %zu}, columns and rows, for %zu inputs and %zu outputs; got {%zu, %zu}",
+                inputs, outputs, inputs, outputs, descriptor.size[0], descriptor.size[1]);
+  is_sparse_ = true;
+  if (Sparse::read(descriptor, options(), &sparse_) != 0) return -1;
+  w_.type = descriptor.data_type;
+  w_.count = outputs * inputs;
+  rows_ = outputs;
+  rows_are_outputs_ = true;
+  if (!sparse_.is_dense) {
+    m_ = sparse_.values;  // what the caller may still change
+    rows_ = 1;
+    return 0;
+  }
+  m_ = {{descriptor.data, w_.type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, inputs, 1, inputs};
+  return options().use_client_ptr ? 0 : hold_weights();
+}
+
+// Copies the weights without gaps. Integers and indices become float32 now, halves stay halves.
+int FullyConnected::hold_weights() {
+  const size_t columns = m_.columns;
   const BNNSDataType type = is_float_type(w_.type) ? w_.type : BNNSDataTypeFloat32;
   size_t bytes;
   if (__builtin_mul_overflow(w_.count, bytes_of(type), &bytes))
-    return fail("%s: expected a size that can be addressed; %zu values overflow", name, w_.count);
+    return fail("weights: expected a size that can be addressed; %zu values overflow", w_.count);
   copied_weights_ = options().get(bytes);
   if (!copied_weights_) return -1;
   const Array copy = {{copied_weights_, type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, columns, 1, columns};
@@ -219,15 +258,17 @@ int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y,
   product.activation_needs_rows = activation_needs_rows_;
   if (check_parameters_apart(product.to, batch, "output") != 0 || !scratch()) return -1;
 
-  Room counted;
-  product.place(&counted);
-  if (counted.used() > 0) {
-    Room room(workspace_for(counted));
-    if (!room.has_block()) return -1;
-    product.place(&room);
-  }
-  product.run();
-  return 0;
+  if (!is_compressed()) return run_product(product);
+  SparseMultiply sparse;
+  sparse.sparse = &sparse_;
+  sparse.threads = options().threads;
+  sparse.n = batch;
+  sparse.is_forward = true;
+  sparse.from = product.from;
+  sparse.to = product.to;
+  sparse.bias = product.bias;
+  sparse.activation = product.activation;
+  return run_product(sparse);
 }
 
 // ---- backward ----
@@ -249,6 +290,7 @@ int FullyConnected::check_backward(const Backward& a, Gradients* g) const {
     return fail("%s: expected a floating-point type for gradients; got %s",
                 is_float_type(x_.type) ? "weights" : "input",
                 name_of(is_float_type(x_.type) ? w_.type : x_.type));
+  if (is_sparse_ && a.dw) return fail("weights_gradient: expected NULL, sparse weights have none; got a descriptor");
   const size_t n = g->n = a.batch;
   View dy;
   size_t stride;
@@ -369,6 +411,7 @@ int FullyConnected::apply_backward(const Backward& a) {
   Array dz = g.dy;
   float* spare = nullptr;
   Multiply input_gradient;
+  SparseMultiply sparse_gradient;
   Outer weights_gradient;
   const auto place = [&](Room* room) {
     if (makes_dz) {
@@ -376,7 +419,10 @@ int FullyConnected::apply_backward(const Backward& a) {
       if (has_activation_ && !g.y.is_ready(g.n)) spare = room->floats(1, outputs);
       dz = {{rows, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
     }
-    if (a.dx) {
+    if (a.dx && is_compressed()) {
+      sparse_gradient.from = dz;
+      sparse_gradient.place(room);
+    } else if (a.dx) {
       input_gradient.from = dz;
       input_gradient.place(room);
     }
@@ -385,7 +431,14 @@ int FullyConnected::apply_backward(const Backward& a) {
       weights_gradient.place(room);
     }
   };
-  if (a.dx) {
+  if (a.dx && is_compressed()) {
+    sparse_gradient.sparse = &sparse_;
+    sparse_gradient.threads = options().threads;
+    sparse_gradient.n = g.n;
+    sparse_gradient.is_forward = false;
+    sparse_gradient.to = g.dx;
+    sparse_gradient.accumulate = g.dx_accumulate;
+  } else if (a.dx) {
     input_gradient.choice = choice;
     input_gradient.threads = options().threads;
     input_gradient.n = g.n;
@@ -413,7 +466,11 @@ int FullyConnected::apply_backward(const Backward& a) {
   }
   if (makes_dz) make_dz(g, static_cast<float*>(const_cast<void*>(dz.values.data)), spare);
   if (a.db) sum_bias(g, dz);
-  if (a.dx) input_gradient.run();
+  if (a.dx && is_compressed()) {
+    sparse_gradient.run();
+  } else if (a.dx) {
+    input_gradient.run();
+  }
   if (a.dw) weights_gradient.run();
   return 0;
 }

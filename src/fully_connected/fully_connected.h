@@ -20,6 +20,10 @@
 #include "base/view.h"
 #include "openbnns/bnns/fully_connected.h"
 
+namespace obn::gemm {
+struct Product;
+}
+
 namespace obn::fully_connected {
 
 // ---- kernels ----
@@ -133,7 +137,7 @@ struct Multiply {
 
  private:
   bool uses_kernels() const;
-  size_t results() const { return sums_along_rows ? rows : m.columns; }
+  gemm::Product engine_product() const;
   size_t parts() const;
   void run_dot(const Matrix& matrix, const Floats& v, float* out, size_t out_row) const;
   void run_combine(const Matrix& matrix, const Floats& u, float* out, size_t out_row) const;
@@ -162,10 +166,52 @@ struct Outer {
   void run() const;
 
  private:
+  bool uses_kernels() const;
+  gemm::Product engine_product() const;
+
   float* u_ = nullptr;
   float* v_ = nullptr;
   float* to_ = nullptr;
   std::byte* work_ = nullptr;
+};
+
+// ---- sparse weights ----
+
+// Packed weights, checked.
+struct Sparse {
+  size_t outputs;
+  size_t inputs;
+  bool is_dense;                     // packed as the plain matrix; the rest is not set
+  void* block = nullptr;             // what was copied
+  const uint32_t* starts = nullptr;  // (O + 1) where rows start
+  const uint32_t* columns = nullptr;
+  Array values;                      // one row; the caller's with BNNSFlagsUseClientPtr
+
+  static int read(const BNNSNDArrayDescriptor& descriptor, const Options& options, Sparse* sparse);
+};
+
+// y = x·Wᵀ or dx = dz·W with sparse W.
+struct SparseMultiply {
+  const Sparse* sparse;
+  size_t threads;
+  size_t n;
+  bool is_forward;
+  Array from;
+  Array to;
+  bool accumulate = false;
+  const Array* bias = nullptr;
+  const activation::Fused* activation = nullptr;
+
+  void place(Room* room);
+  void run() const;
+
+ private:
+  void run_group(size_t group) const;
+
+  float* values_ = nullptr;  // where they are halves
+  float* bias_ = nullptr;
+  float* groups_ = nullptr;
+  size_t group_floats_ = 0;
 };
 
 // ---- the layer ----
@@ -184,7 +230,10 @@ class FullyConnected final : public Filter {
  private:
   struct Gradients;
 
+  bool is_compressed() const { return is_sparse_ && !sparse_.is_dense; }
   int prepare_weights(const BNNSNDArrayDescriptor& descriptor);
+  int prepare_sparse(const BNNSNDArrayDescriptor& descriptor);
+  int hold_weights();
   int prepare_bias(const BNNSNDArrayDescriptor& descriptor);
   int check_parameters_apart(const Array& array, size_t rows, const char* argument) const;
   int check_backward(const Backward& arguments, Gradients* g) const;
@@ -193,6 +242,8 @@ class FullyConnected final : public Filter {
   void sum_bias(const Gradients& g, const Array& dz) const;
 
   View x_, y_, w_;
+  bool is_sparse_ = false;         // packed weights, in either form
+  Sparse sparse_;
   Array m_;                        // the weights, copied or the caller's
   size_t rows_ = 0;                // R
   bool rows_are_outputs_ = true;

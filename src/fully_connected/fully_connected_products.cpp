@@ -5,6 +5,7 @@
 #include "base/pool.h"
 #include "base/types.h"
 #include "fully_connected/fully_connected.h"
+#include "gemm/gemm.h"
 
 namespace obn::portable::fully_connected {
 extern const obn::fully_connected::Kernels kernels;
@@ -33,6 +34,8 @@ constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one pi
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine
 constexpr size_t kPieceValues = size_t{1} << 16;    // values of one piece that only moves them
 constexpr size_t kStreamBytes = size_t{16} << 20;   // gradients above this are written past the caches
+constexpr size_t kFewRows = 16;                     // up to this many results per sample are dot products even
+constexpr size_t kLongRow = 256;                    // in large batches, if they are at least this long
 constexpr size_t kBlock = 512;                      // values converted in the first-level cache at a time
 
 bool is_float_type(BNNSDataType type) {
@@ -59,8 +62,20 @@ void load_rows(const Array& from, size_t rows, size_t limit, float* to) {
   });
 }
 
+// The way back.
+void store_rows(const float* from, const Array& to, size_t rows, bool accumulate, size_t limit) {
+  by_pieces(rows, rows_of(kPieceValues, to.columns), limit, [&](size_t first, size_t count) {
+    for (size_t r = first; r < first + count; ++r)
+      store_row(to, r, 0, to.columns, from + r * to.columns, accumulate);
+  });
+}
+
 Array array_of_floats(const float* data, size_t columns) {
   return {{data, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, columns, 1, columns};
+}
+
+gemm::Operand operand_of(const Array& array) {
+  return {array.values.data, array.row, array.column, array.values.type};
 }
 
 bool is_run(const Array& array) { return array.column == 1 || array.columns == 1; }
@@ -111,7 +126,10 @@ float* Room::floats(size_t rows, size_t columns) {
 
 // ---- to = from · matrix ----
 
-bool Multiply::uses_kernels() const { return n <= choice.few_samples; }
+// Few samples, or few results of long sums.
+bool Multiply::uses_kernels() const {
+  return n <= choice.few_samples || (choice.few_samples > 0 && sums_along_rows && rows <= kFewRows && m.columns >= kLongRow);
+}
 
 // How many parts the rows are cut into whose sums are added up afterwards.
 size_t Multiply::parts() const {
@@ -128,6 +146,27 @@ void Multiply::place(Room* room) {
   if (!to.is_ready(n)) to_ = room->floats(n, to.columns);
   if (bias && !bias->is_ready(1)) bias_ = room->floats(1, bias->columns);
   if (kernels && !sums_along_rows && parts() > 1) partial_ = room->floats(parts() * n, m.columns);
+  if (!kernels) work_ = room->bytes(gemm::work_bytes(engine_product()));
+}
+
+// The same for the matrix engine: b (k, j) is the matrix, transposed when sums run along its rows.
+gemm::Product Multiply::engine_product() const {
+  const Array source = from_ ? array_of_floats(from_, from.columns) : from;
+  const Array weights = m_ ? array_of_floats(m_, m.columns) : m;
+  gemm::Product p;
+  p.m = n;
+  p.n = to.columns;
+  p.k = from.columns;
+  p.a = operand_of(source);
+  p.b = operand_of(weights);
+  if (sums_along_rows) std::swap(p.b.row, p.b.column);
+  p.c = to_ ? to_ : static_cast<float*>(const_cast<void*>(to.values.data));
+  p.c_row = to_ ? to.columns : to.row;
+  p.accumulate = accumulate && !to_;
+  p.column_bias = !bias ? nullptr : bias_ ? bias_ : static_cast<const float*>(bias->values.data);
+  p.activation = activation;
+  p.precision = precision();
+  return p;
 }
 
 void Multiply::run() const {
@@ -141,16 +180,14 @@ void Multiply::run() const {
 
   const Matrix matrix = {weights.values.data, weights.row, weights.columns, weights.values.type};
   const Floats vectors = {static_cast<const float*>(source.values.data), source.row};
-  if (sums_along_rows) {
+  if (!uses_kernels()) {
+    gemm::run(engine_product(), threads_for(threads), work_);
+  } else if (sums_along_rows) {
     run_dot(matrix, vectors, out, out_row);
   } else {
     run_combine(matrix, vectors, out, out_row);
   }
-  if (!to_) return;
-  by_pieces(n, rows_of(kPieceValues, to.columns), threads, [&](size_t first, size_t count) {
-    for (size_t s = first; s < first + count; ++s)
-      store_row(to, s, 0, to.columns, to_ + s * to.columns, accumulate);
-  });
+  if (to_) store_rows(to_, to, n, accumulate, threads);
 }
 
 // Bias and activation of values (s, first …).
@@ -215,12 +252,39 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
 
 // ---- dw = uᵀ · v ----
 
+bool Outer::uses_kernels() const { return n <= choice.few_samples; }
+
 void Outer::place(Room* room) {
-  if (!u.is_ready(n)) u_ = room->floats(n, u.columns);
-  if (!v.is_ready(n)) v_ = room->floats(n, v.columns);
+  if (uses_kernels()) {
+    if (!u.is_ready(n)) u_ = room->floats(n, u.columns);
+    if (!v.is_ready(n)) v_ = room->floats(n, v.columns);
+  } else {
+    if (!to.is_ready(rows)) to_ = room->floats(rows, to.columns);
+    work_ = room->bytes(gemm::work_bytes(engine_product()));
+  }
+}
+
+gemm::Product Outer::engine_product() const {
+  gemm::Product p;
+  p.m = rows;
+  p.n = to.columns;
+  p.k = n;
+  p.a = operand_of(u);
+  std::swap(p.a.row, p.a.column);
+  p.b = operand_of(v);
+  p.c = to_ ? to_ : static_cast<float*>(const_cast<void*>(to.values.data));
+  p.c_row = to_ ? to.columns : to.row;
+  p.accumulate = accumulate && !to_;
+  p.precision = precision();
+  return p;
 }
 
 void Outer::run() const {
+  if (!uses_kernels()) {
+    gemm::run(engine_product(), threads_for(threads), work_);
+    if (to_) store_rows(to_, to, rows, accumulate, threads);
+    return;
+  }
   if (u_) load_rows(u, n, threads, u_);
   if (v_) load_rows(v, n, threads, v_);
   const Floats rows_factor = {u_ ? u_ : static_cast<const float*>(u.values.data), u_ ? u.columns : u.row};

@@ -163,8 +163,9 @@ struct PlanTables {
     used_residue = tables->take<int32_t>(plan.residues);
     first_column = tables->take<int32_t>(windows);
     column_count = tables->take<int32_t>(windows);
-    weight = tables->take<float>(windows);
-    factor = tables->take<float>(windows);
+    const size_t weights = plan.forward_rows * static_cast<size_t>(plan.x.windows) + kPad;
+    weight = tables->take<float>(weights);
+    factor = tables->take<float>(weights);
   }
 };
 
@@ -227,17 +228,19 @@ void fill_windows(Plan* plan, const PlanTables& tables) {
     if (count == 0) plan->has_empty_columns = true;
     tables.first_column[q] = count == 0 ? 0 : static_cast<int32_t>(x.start(q) + x.dilation * x.first(q));
     tables.column_count[q] = static_cast<int32_t>(count);
-    tables.weight[q] = plan->count_padding ? plan->full_width : static_cast<float>(std::max<int64_t>(count, 1));
+    const float weight = plan->count_padding ? plan->full_width : static_cast<float>(std::max<int64_t>(count, 1));
+    for (size_t r = 0; r < plan->forward_rows; ++r) tables.weight[r * static_cast<size_t>(x.windows) + static_cast<size_t>(q)] = weight;
   }
   for (size_t q = static_cast<size_t>(x.windows); q < static_cast<size_t>(x.windows) + kPad; ++q) {
     tables.first_column[q] = 0;
     tables.column_count[q] = 0;
-    tables.weight[q] = 1.0f;
   }
+  const size_t weights = plan->forward_rows * static_cast<size_t>(x.windows);
+  std::fill_n(tables.weight + weights, kPad, 1.0f);
   plan->weights_are_powers_of_two = true;
-  for (size_t q = 0; q < static_cast<size_t>(x.windows) + kPad; ++q) {
-    tables.factor[q] = 1.0f / tables.weight[q];
-    if ((std::bit_cast<uint32_t>(tables.weight[q]) & 0x7fffff) != 0) plan->weights_are_powers_of_two = false;
+  for (size_t i = 0; i < weights + kPad; ++i) {
+    tables.factor[i] = 1.0f / tables.weight[i];
+    if ((std::bit_cast<uint32_t>(tables.weight[i]) & 0x7fffff) != 0) plan->weights_are_powers_of_two = false;
   }
 }
 
@@ -258,7 +261,6 @@ bool choose_rows(Plan* plan) {
   plan->line_floats = round_up(std::max(w, q) + 2 * kPad);
   const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats;
 
-  plan->forward_rows = std::clamp<size_t>(kStageFloats / 2 / q, 1, p);  // beside them lie as many indices
   const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad);
 
   size_t backward = 0;
@@ -269,7 +271,8 @@ bool choose_rows(Plan* plan) {
     if (backward <= kBlock || plan->backward_rows == 1) break;
   }
   plan->push_rows = std::max<size_t>(2, plan->backward_rows);
-  backward = std::max(backward, ring + 7 * plan->line_floats + round_up(plan->push_rows * w + 4 * kPad));
+  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 5 * plan->line_floats +
+                                    round_up(plan->push_rows * w + 4 * kPad));
   // Scattering and UnMax: whole planes of the image where they fit.
   plan->scatter_rows = std::clamp<size_t>(kPlaneFloats / w, 1, h);
   const size_t scatter = ring + 4 * plan->line_floats + round_up(plan->scatter_rows * w + 4 * kPad);
@@ -283,6 +286,12 @@ int make_tables(const Options& options, Plan* plan, void** block) {
   *block = nullptr;
   if (!may_fit(plan->x, plan->y)) return 0;
   plan->columns_count = static_cast<size_t>(plan->x.kernel);  // at most
+  plan->forward_rows = std::clamp<size_t>(kStageFloats / 2 / static_cast<size_t>(plan->x.windows), 1,
+                                          static_cast<size_t>(plan->y.windows));  // beside them lie as many indices
+  plan->full_begin = 0;
+  plan->full_end = plan->y.windows;
+  while (plan->full_begin < plan->full_end && plan->y.first(plan->full_begin) > 0) ++plan->full_begin;
+  while (plan->full_begin < plan->full_end && plan->y.end(plan->full_end - 1) < plan->y.kernel) --plan->full_end;
   plan->residues = static_cast<size_t>(std::min(plan->x.stride, plan->x.image));
   const int64_t rows_over = plan->y.dilation == 1 ? (plan->y.kernel - 1) / plan->y.stride + 1 : plan->y.kernel;
   const auto overlap = [](const Axis& axis) { return static_cast<double>(axis.kernel) / static_cast<double>(axis.stride); };

@@ -126,8 +126,8 @@ struct Plan {
   const int32_t* residue_begin;    // (residues + 1) into columns_by_residue
   const int32_t* first_column;     // (Q + kPad) first image column of each window
   const int32_t* column_count;     // (Q + kPad) image columns in each window
-  const float* column_weight;      // (Q + kPad) columns that an average counts
-  const float* column_factor;      // (Q + kPad) 1 / column_weight
+  const float* column_weight;      // (forward_rows·Q + kPad) columns that an average counts, the row repeated
+  const float* column_factor;      // the same size: 1 / column_weight
   bool weights_are_powers_of_two;  // all of column_weight
   size_t columns_count;
   size_t residues;                 // min(sx, W)
@@ -141,6 +141,8 @@ struct Plan {
   bool splits_ahead;               // the ring holds the image rows under two rows of windows
   size_t line_floats;              // one plain row of the image or of the windows
   size_t forward_rows;             // window rows (UnMax: image rows) staged at a time
+  int64_t full_begin;              // window rows that lie in the image from top to bottom: full_begin <= p < full_end
+  int64_t full_end;
   size_t backward_rows;            // image rows staged at a time
   size_t push_rows;                // the same when windows push their gradients
   size_t scatter_rows;             // the same when scattering

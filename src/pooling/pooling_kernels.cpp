@@ -211,14 +211,6 @@ OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t ro
 
 // ---- image rows, split by residue ----
 
-// Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
-// which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more without.
-// Each line is read once, so it need not push others out of the second-level cache.
-constexpr size_t kAhead = 2048;
-OBN_INLINE void prefetch_behind(const float* p) {
-  __builtin_prefetch(reinterpret_cast<const std::byte*>(p) + kAhead, 0, 0);
-}
-
 // The last rows of one plane that were split, ready for windows.
 struct SplitRows {
   const Plan& plan;
@@ -441,38 +433,73 @@ OBN_INLINE F slide_back(F v, F after) {
 #endif
 }
 
-// The columns of kLanes windows in kRows image rows: even and odd ones, and (kThird) the odd ones before.
-template <size_t kRows, bool kThird>
-struct Pairs {
-  F even[kRows], odd[kRows], before[kRows];
-
-  [[gnu::always_inline]] inline explicit Pairs(F padding) {
-    for (size_t r = 0; r < kRows; ++r) odd[r] = padding;
-  }
-  [[gnu::always_inline]] inline void next(const Under& under, size_t q, size_t w, F padding) {
-    for (size_t r = 0; r < kRows; ++r) {
-      const F last = odd[r];
-      const float* from = under.row[r] + 2 * q;
-      if (r + 2 >= kRows) {  // the rows before these came with the windows above
-        prefetch_behind(from);
-        prefetch_behind(from + kLanes);
-      }
-      split_pairs(load_clipped(under.row[r], 2 * q, w, padding), load_clipped(under.row[r], 2 * q + kLanes, w, padding),
-                  &even[r], &odd[r]);
-      before[r] = kThird ? slide(last, odd[r]) : padding;
-    }
-  }
+// The rows of windows that one call does: all of them have the same number of window rows inside the image.
+struct Strip {
+  const float* image;   // the first image row under the first of them
+  size_t next_row;      // floats from an image row to the next one under the same windows
+  size_t next_windows;  // and to the first one under the next row of windows
+  size_t rows;          // of windows
+  int32_t position;     // h·W of the first image row
+  int32_t down;         // what next_row and next_windows add to it
+  int32_t advance;
+  float* shared;        // (Q + kPad) of the last image row, where it is the first under the next row of windows
+  int32_t* shared_code; // (Q + kPad)
 };
 
-// Collects whether there was a NaN in a row of windows.
+// Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
+// which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more without.
+// Each line is read once, so it need not push others out of the second-level cache.
+constexpr size_t kAhead = 2048;
+OBN_INLINE void prefetch_behind(const float* p) {
+  const std::byte* at = reinterpret_cast<const std::byte*>(p) + kAhead;
+  __builtin_prefetch(at, 0, 0);
+  if (2 * sizeof(F) > 64) __builtin_prefetch(at + 64, 0, 0);
+}
+
+// The columns of kLanes windows in one image row: even and odd ones, and (kThird) the odd ones before.
+struct Columns {
+  F before, even, odd;
+};
+
+// kWhole: all columns of the windows q, q+1, … lie inside the image, but perhaps the one before.
+template <bool kThird, bool kWhole>
+OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding) {
+  Columns c;
+  if constexpr (kWhole) {
+    split_pairs(load(row + 2 * q), load(row + 2 * q + kLanes), &c.even, &c.odd);
+  } else {
+    split_pairs(load_clipped(row, 2 * q, w, padding), load_clipped(row, 2 * q + kLanes, w, padding), &c.even, &c.odd);
+  }
+  c.before = padding;
+  if (kThird) c.before = slide(q > 0 && (kWhole || 2 * q <= w) ? splat(row[2 * q - 1]) : padding, c.odd);
+  return c;
+}
+
+// Calls windows(p, q, image row under window row p, whether all columns lie inside the image) for the windows q, q+1, …
+// of all rows, in order: whole vectors reach into the next row of y, which is written afterwards.
+template <bool kWhole>
+struct Whole {
+  static constexpr bool value = kWhole;
+};
+template <class Visit>
+OBN_INLINE void for_windows(const Plan& plan, const Strip& strip, const Visit& visit) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const float* image = strip.image;
+  for (size_t p = 0; p < strip.rows; ++p, image += strip.next_windows) {
+    size_t q = 0;
+    for (; 2 * (q + kLanes) <= w && q < windows; q += kLanes) visit(p, q, image, Whole<true>{});
+    for (; q < windows; q += kLanes) visit(p, q, image, Whole<false>{});
+  }
+}
+
+// Collects whether there was a NaN.
 struct NanWatch {
 #if defined(__AVX512F__)
-  __mmask16 found = 0;
+  __mmask16 numbers = 0xffff;
   [[gnu::always_inline]] inline void look_at(F a, F b) {
-    found = _kor_mask16(found, _mm512_cmp_ps_mask(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b),
-                                                  _CMP_UNORD_Q));
+    numbers = _mm512_mask_cmp_ps_mask(numbers, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), _CMP_ORD_Q);
   }
-  [[gnu::always_inline]] inline bool any_found() const { return !_kortestz_mask16_u8(found, found); }
+  [[gnu::always_inline]] inline bool any_found() const { return numbers != 0xffff; }
 #else
   I found = {};
   [[gnu::always_inline]] inline void look_at(F a, F b) { found |= is_nan(a) | is_nan(b); }
@@ -480,117 +507,164 @@ struct NanWatch {
 #endif
 };
 
-// A maximum and where it is, the earlier of two equal ones.
+// A maximum and where it is.
 struct Best {
   F value;
   I code;
 };
-OBN_INLINE Best larger(Best first, Best then) {
+// The earlier of two equal ones; codes of `then` count from `further` on.
+OBN_INLINE Best larger(Best first, Best then, I further) {
   const F value = max(then.value, first.value);
 #if defined(__AVX512F__)
   const __mmask16 take = _mm512_cmp_ps_mask(reinterpret_cast<__m512>(then.value),
                                             reinterpret_cast<__m512>(first.value), _CMP_GT_OQ);
-  return {value, reinterpret_cast<I>(_mm512_mask_mov_epi32(reinterpret_cast<__m512i>(first.code), take,
-                                                           reinterpret_cast<__m512i>(then.code)))};
+  return {value, reinterpret_cast<I>(_mm512_mask_add_epi32(reinterpret_cast<__m512i>(first.code), take,
+                                                           reinterpret_cast<__m512i>(then.code),
+                                                           reinterpret_cast<__m512i>(further)))};
 #else
-  return {value, then.value > first.value ? then.code : first.code};
+  return {value, then.value > first.value ? then.code + further : first.code};
 #endif
 }
 
-// Without a NaN the columns of each row are compared first, then the rows: short chains of dependent instructions.
-// With one (kNan) everything is done again, one position after the other: the first NaN wins. True when that is needed.
-template <size_t kRows, bool kThird, bool kNan>
-bool largest_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
+// The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there was
+// a NaN, and everything has to be done again by largest_pairs_or_nan.
+// kShares: the last image row of a window is the first of the one below, and is compared once.
+template <size_t kRows, bool kThird, bool kShares>
+bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const F padding = splat(-__builtin_inff());
-  Pairs<kRows, kThird> pairs(padding);
   NanWatch nan;
-  I moved = iota() * 2 + under.position[0];  // codes are positions relative to it
-  for (size_t q = 0; q < windows; q += kLanes, moved += static_cast<int32_t>(2 * kLanes)) {
-    pairs.next(under, q, w, padding);
+  const auto best_of_row = [&](const float* row, size_t q, I first, auto whole) __attribute__((always_inline)) {
+    const Columns c = columns_at<kThird, whole.value>(row, q, w, padding);
+    nan.look_at(c.even, c.odd);
+    Best best{c.even, I{}};
+    if (kThird) best = larger({c.before, first}, best, I{});
+    return larger(best, {c.odd, splat(1)}, I{});
+  };
+  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto whole) __attribute__((always_inline)) {
+    const I place = iota() * 2 + static_cast<int32_t>(2 * q);  // codes are columns relative to it
     // The first column inside the image: what a window that is -inf everywhere has as index.
-    const I first = load(plan.first_column + q) + under.position[0] - moved;
-    Best best{padding, first};
-    for (size_t r = 0; r < kRows; ++r) {
-      const int32_t row = under.position[r] - under.position[0];
-      if constexpr (kNan) {
-        if (kThird) keep_largest<true>(pairs.before[r], row - 1, &best.value, &best.code);
-        keep_largest<true>(pairs.even[r], row, &best.value, &best.code);
-        keep_largest<true>(pairs.odd[r], row + 1, &best.value, &best.code);
-      } else {
-        Best of_row{pairs.even[r], splat(row)};
-        if (kThird) of_row = larger({pairs.before[r], first + row}, of_row);
-        of_row = larger(of_row, {pairs.odd[r], splat(row + 1)});
-        best = r == 0 ? of_row : larger(best, of_row);
-        nan.look_at(pairs.even[r], pairs.odd[r]);
-      }
+    const I first = kThird ? load(plan.first_column + q) - place : I{};
+    Best best;
+    if (kShares && p > 0) {
+      best = {load(strip.shared + q), load(strip.shared_code + q)};
+    } else {
+      best = best_of_row(image, q, first, whole);
     }
-    store(y + q, best.value);
-    store(index + q, best.code + moved);
-  }
+    for (size_t r = 1; r < kRows; ++r) {
+      const float* row = image + r * strip.next_row;
+      prefetch_behind(row + 2 * q);
+      const Best next = best_of_row(row, q, first, whole);
+      best = larger(best, next, splat(static_cast<int32_t>(r) * strip.down));
+      if (!kShares || r + 1 < kRows) continue;
+      store(strip.shared + q, next.value);
+      store(strip.shared_code + q, next.code);
+    }
+    store(y + p * windows + q, best.value);
+    const int32_t position = strip.position + static_cast<int32_t>(p) * strip.advance;
+    store(index + p * windows + q, best.code + (place + position));
+  });
   return nan.any_found();
 }
 
-template <bool kSquares, size_t kRows, bool kThird>
-void sum_pairs(const Plan& plan, const Under& under, float* y) {
+// The same one position after the other: the first NaN wins.
+template <size_t kRows, bool kThird>
+void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  Pairs<kRows, kThird> pairs(F{});
-  for (size_t q = 0; q < windows; q += kLanes) {
-    pairs.next(under, q, w, F{});
+  const F padding = splat(-__builtin_inff());
+  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto) __attribute__((always_inline)) {
+    const I place = iota() * 2 + static_cast<int32_t>(2 * q);
+    Best best{padding, load(plan.first_column + q) - place};
+    for (size_t r = 0; r < kRows; ++r) {
+      const Columns c = columns_at<kThird, false>(image + r * strip.next_row, q, w, padding);
+      const int32_t code = static_cast<int32_t>(r) * strip.down;
+      if (kThird) keep_largest<true>(c.before, code - 1, &best.value, &best.code);
+      keep_largest<true>(c.even, code, &best.value, &best.code);
+      keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
+    }
+    store(y + p * windows + q, best.value);
+    const int32_t position = strip.position + static_cast<int32_t>(p) * strip.advance;
+    store(index + p * windows + q, best.code + (place + position));
+  });
+}
+
+template <bool kSquares, size_t kRows, bool kThird, bool kShares>
+void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto whole) __attribute__((always_inline)) {
     F total = F{};
     for (size_t r = 0; r < kRows; ++r) {
-      const F a = pairs.even[r], b = pairs.odd[r], c = pairs.before[r];
-      total += kSquares ? a * a + b * b + c * c : a + b + c;
+      if (kShares && r == 0 && p > 0) {
+        total = load(strip.shared + q);
+        continue;
+      }
+      const float* row = image + r * strip.next_row;
+      if (r > 0) prefetch_behind(row + 2 * q);
+      const Columns c = columns_at<kThird, whole.value>(row, q, w, F{});
+      const F sum = kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
+      if (kShares && r + 1 == kRows) store(strip.shared + q, sum);
+      total += sum;
     }
-    store(y + q, total);
-  }
+    store(y + p * windows + q, total);
+  });
 }
 
-template <size_t kRows, bool kThird>
-void window_pairs(const Plan& plan, const Under& under, float* y, int32_t* index) {
+template <size_t kRows, bool kThird, bool kShares>
+void window_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   if (plan.function == BNNSPoolingFunctionMax) {
-    if (largest_pairs<kRows, kThird, false>(plan, under, y, index)) [[unlikely]]
-      largest_pairs<kRows, kThird, true>(plan, under, y, index);
+    if (largest_pairs<kRows, kThird, kShares>(plan, strip, y, index)) [[unlikely]]
+      largest_pairs_or_nan<kRows, kThird>(plan, strip, y, index);
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    sum_pairs<true, kRows, kThird>(plan, under, y);
+    sum_pairs<true, kRows, kThird, kShares>(plan, strip, y);
   } else {
-    sum_pairs<false, kRows, kThird>(plan, under, y);
+    sum_pairs<false, kRows, kThird, kShares>(plan, strip, y);
   }
 }
 
-using WindowPairs = void (*)(const Plan&, const Under&, float*, int32_t*);
-constexpr WindowPairs kWindowPairs[2][3] = {{window_pairs<1, false>, window_pairs<2, false>, window_pairs<3, false>},
-                                            {window_pairs<1, true>, window_pairs<2, true>, window_pairs<3, true>}};
-
-// The rows under window row p, as they lie in the image.
-void window_row_pairs(const SplitRows& rows, int64_t p, float* y, int32_t* index) {
+// The windows of `count` rows from p on, with equally many image rows under each, as they lie in the image.
+void window_rows_pairs(const SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index) {
   const Plan& plan = rows.plan;
-  const int64_t first = plan.y.first(p), count = plan.y.end(p) - first;
-  Under under;
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t h = plan.y.start(p) + plan.y.dilation * (first + k);
-    const std::byte* row = rows.x->at(rows.n, rows.c, static_cast<size_t>(h));
-    under.row[k] = reinterpret_cast<const float*>(row);
-    under.position[k] = static_cast<int32_t>(h * plan.x.image);
+  const int64_t first = plan.y.first(p), under = plan.y.end(p) - first;
+  const int64_t h = plan.y.start(p) + plan.y.dilation * first;
+  const size_t pitch = rows.x->y_stride;
+  Strip strip;
+  strip.image = reinterpret_cast<const float*>(rows.x->at(rows.n, rows.c, static_cast<size_t>(h)));
+  strip.next_row = static_cast<size_t>(plan.y.dilation) * pitch;
+  strip.next_windows = static_cast<size_t>(plan.y.stride) * pitch;
+  strip.rows = count;
+  strip.position = static_cast<int32_t>(h * plan.x.image);
+  strip.down = static_cast<int32_t>(plan.y.dilation * plan.x.image);
+  strip.advance = static_cast<int32_t>(plan.y.stride * plan.x.image);
+  strip.shared = rows.ring;
+  strip.shared_code = reinterpret_cast<int32_t*>(rows.ring + plan.slot_floats);
+  const bool is_third = plan.columns_count == 3;
+  if (under == 1) {
+    (is_third ? window_pairs<1, true, false> : window_pairs<1, false, false>)(plan, strip, y, index);
+  } else if (under == 2) {
+    (is_third ? window_pairs<2, true, false> : window_pairs<2, false, false>)(plan, strip, y, index);
+  } else if (strip.next_windows == 2 * strip.next_row) {
+    (is_third ? window_pairs<3, true, true> : window_pairs<3, false, true>)(plan, strip, y, index);
+  } else {
+    (is_third ? window_pairs<3, true, false> : window_pairs<3, false, false>)(plan, strip, y, index);
   }
-  kWindowPairs[plan.columns_count == 3][count - 1](plan, under, y, index);
 }
 
 // ---- any row of windows ----
 
-// row (Q) /= what an average of window row p divides by. Powers of two become a product: the same bits, sooner.
-void divide_by_weights(const Plan& plan, int64_t p, float* row) {
-  const size_t windows = static_cast<size_t>(plan.x.windows);
+// z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it. Powers of two
+// become a product: the same bits, sooner.
+void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z) {
+  const size_t values = rows * static_cast<size_t>(plan.x.windows);
   const int64_t count = plan.y.end(p) - plan.y.first(p);
   const float weight_y = plan.count_padding ? plan.full_height : static_cast<float>(count > 0 ? count : 1);
   const bool is_power_of_two = (__builtin_bit_cast(uint32_t, weight_y) & 0x7fffff) == 0;
   if (is_power_of_two && plan.weights_are_powers_of_two) {
     const float factor_y = 1.0f / weight_y;
-    for (size_t q = 0; q < windows; q += kLanes)
-      store(row + q, load(row + q) * (load(plan.column_factor + q) * factor_y));
+    for (size_t i = 0; i < values; i += kLanes)
+      store(z + i, load_clipped(sums, i, values, F{}) * (load(plan.column_factor + i) * factor_y));
   } else {
-    for (size_t q = 0; q < windows; q += kLanes)
-      store(row + q, load(row + q) / (load(plan.column_weight + q) * weight_y));
+    for (size_t i = 0; i < values; i += kLanes)
+      store(z + i, load_clipped(sums, i, values, F{}) / (load(plan.column_weight + i) * weight_y));
   }
 }
 
@@ -622,33 +696,42 @@ void window_row_split(SplitRows& rows, int64_t p, float* y, int32_t* index) {
   }
 }
 
-// y (Q) = function over the windows of row p, and index (Q) for Max.
-void window_row(SplitRows& rows, int64_t p, float* y, int32_t* index) {
+// y (rows, Q) = function over the windows of `count` rows from p on, and index (rows, Q) for Max; more than one row only
+// where windows are taken from the image in pairs and lie in it from top to bottom.
+void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index) {
   const Plan& plan = rows.plan;
-  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const size_t windows = static_cast<size_t>(plan.x.windows), values = count * windows;
   const bool is_max = plan.function == BNNSPoolingFunctionMax;
   if (plan.y.first(p) == plan.y.end(p)) {
-    fill(y, windows, 0.0f);
-    if (is_max) fill(reinterpret_cast<float*>(index), windows, 0.0f);
+    fill(y, values, 0.0f);
+    if (is_max) fill(reinterpret_cast<float*>(index), values, 0.0f);
     return;
   }
   if (rows.in_pairs) {
-    window_row_pairs(rows, p, y, index);
+    window_rows_pairs(rows, p, count, y, index);
   } else {
     window_row_split(rows, p, y, index);
   }
   if (is_max) {
     if (!plan.has_empty_columns) return;
-    for (size_t q = 0; q < windows; ++q) {
-      if (plan.column_count[q] != 0) continue;
-      y[q] = 0.0f;
-      index[q] = 0;
+    for (size_t i = 0; i < values; ++i) {
+      if (plan.column_count[i % windows] != 0) continue;
+      y[i] = 0.0f;
+      index[i] = 0;
     }
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    for (size_t q = 0; q < windows; q += kLanes) store(y + q, sqrt(load(y + q)));
+    for (size_t i = 0; i < values; i += kLanes) store(y + i, sqrt(load(y + i)));
   } else {
-    divide_by_weights(plan, p, y);
+    divide_by_weights(plan, p, count, y, y);
   }
+}
+
+// How many of the `most` rows of windows from p on a pass may take together.
+OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
+  if (p < plan.full_begin || p >= plan.full_end) return 1;
+  const size_t left = static_cast<size_t>(plan.full_end - p);
+  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
+  return least < most ? least : most;
 }
 
 // ---- forward ----
@@ -685,9 +768,11 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
       float* index_room = streams_index && !is_wide ? index_outlet.room_for(call.indices.at(n, c, p))
                                                     : index_outlet.stage;
       int32_t* index = reinterpret_cast<int32_t*>(index_room);
-      for (size_t r = 0; r < count; ++r) {
-        if (splits_ahead && p + r + 1 < end) split_ahead(rows, static_cast<int64_t>(p + r + 1));
-        window_row(rows, static_cast<int64_t>(p + r), y + r * windows, index + r * windows);
+      for (size_t r = 0, together = 1; r < count; r += together) {
+        const int64_t row = static_cast<int64_t>(p + r);
+        if (splits_ahead && p + r + 1 < end) split_ahead(rows, row + 1);
+        if (rows.in_pairs) together = rows_together(plan, row, count - r);
+        window_rows(rows, row, together, y + r * windows, index + r * windows);
       }
       finish_rows(plan, c, count, windows, y);
       if (streams_y) {
@@ -759,7 +844,7 @@ void forward_global(const Call& call, const Piece& piece, std::byte* work) {
     even += load_clipped(x, i, count, F{});
     odd += load_clipped(x, i + kLanes, count, F{});
     y[0] = sum(even + odd);
-    divide_by_weights(plan, 0, y);
+    divide_by_weights(plan, 0, 1, y, y);
     finish_rows(plan, c, 1, 1, y);
     store_row(call.y.type, call.y.at(n, c, 0), 1, 1, y);
   }
@@ -808,7 +893,7 @@ void gradient_row(const WindowGradients& of, int64_t p, float* g, int32_t* index
     if (call.indices.data) {
       load_indices(call.indices, of.n, of.c, row, windows, index);
     } else {
-      window_row(*of.rows, p, of.value, index);
+      window_rows(*of.rows, p, 1, of.value, index);
     }
     // Windows outside the image pass nothing on, whatever their index says.
     if (plan.y.first(p) == plan.y.end(p)) fill(g, windows, 0.0f);
@@ -818,10 +903,10 @@ void gradient_row(const WindowGradients& of, int64_t p, float* g, int32_t* index
     return;
   }
   if (plan.function != BNNSPoolingFunctionL2Norm) {
-    divide_by_weights(plan, p, g);
+    divide_by_weights(plan, p, 1, g, g);
     return;
   }
-  window_row(*of.rows, p, of.value, index);
+  window_rows(*of.rows, p, 1, of.value, index);
   for (size_t q = 0; q < windows; q += kLanes) {
     const F norm = load(of.value + q);
     store(g + q, norm == 0.0f ? F{} : load(g + q) / norm);
@@ -1038,7 +1123,7 @@ void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
 // Here windows push: a vector of them is loaded once, and what it gives to each image row and column is picked in
 // registers. Pulling, which serves every geometry, loads it once per position and takes about twice as long.
 
-// Rows of dx, in order, collected in scratch and put down a few at a time.
+// Rows of dx, in order: either collected in scratch and put down a few at a time, or written where they belong.
 struct Band {
   const Call& call;
   size_t n;
@@ -1048,21 +1133,35 @@ struct Band {
   size_t capacity;  // at least 2
   size_t next;      // row that comes next
   size_t end;
+  bool is_direct;
   size_t staged = 0;
 
   // Where row h goes, whose turn it is unless it lies outside the band. At most `capacity` between calls of make_room.
   [[gnu::always_inline]] inline float* at(int64_t h) {
     if (h < static_cast<int64_t>(next) || h >= static_cast<int64_t>(end)) return spare;
-    ++next;
-    return stage + staged++ * static_cast<size_t>(call.plan->x.image);
+    return take(1);
+  }
+  // Where the next rows go, one after the other.
+  [[gnu::always_inline]] inline float* take(size_t rows) {
+    float* to = is_direct ? reinterpret_cast<float*>(call.dx.at(n, c, next))
+                          : stage + staged * static_cast<size_t>(call.plan->x.image);
+    next += rows;
+    staged += rows;
+    return to;
   }
   void put() {
     const size_t w = static_cast<size_t>(call.plan->x.image);
-    put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
+    if (!is_direct) put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
     staged = 0;
   }
   [[gnu::always_inline]] inline void make_room(size_t rows) {
     if (staged + rows > capacity) put();
+  }
+  // How many of `most` rows of windows, the first of them from row h on, can push two rows each into the band at once.
+  [[gnu::always_inline]] inline size_t pairs_at(int64_t h, size_t most) const {
+    if (h != static_cast<int64_t>(next)) return 0;
+    const size_t left = end - next < capacity - staged ? end - next : capacity - staged;
+    return left / 2 < most ? left / 2 : most;
   }
 };
 
@@ -1114,70 +1213,130 @@ OBN_INLINE void store_pairs(float* row, size_t w, size_t j, F even, F odd) {
   }
 }
 
-// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. origin: position (0, 2p).
+// Some rows of windows to be pushed: their gradients and the positions of their maxima.
+struct Pushed {
+  const float* g;
+  const int32_t* index;
+  size_t next_g;      // floats from row to row
+  size_t next_index;
+  size_t rows;
+  int32_t origin;     // of the first position of the first window
+};
+
+// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. The rows below follow
+// top and bottom two rows of W further down each time.
 template <bool kMax>
-void push_two(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
-              float* bottom) {
+void push_two(const Plan& plan, const Pushed& from, float* top, float* bottom) {
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  I first = iota() * 2 + origin;
-  for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
-    Windows<kMax> here;
-    here.load_from(g_row, index_row, j, windows, first);
-    store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
-    store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+  const float* g_row = from.g;
+  const int32_t* index_row = from.index;
+  int32_t origin = from.origin;
+  for (size_t p = 0; p < from.rows; ++p) {
+    I first = iota() * 2 + origin;
+    for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
+      Windows<kMax> here;
+      here.load_from(g_row, index_row, j, windows, first);
+      store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
+      store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+    }
+    g_row += from.next_g;
+    index_row += from.next_index;
+    origin += 2 * down;
+    top += 2 * w;
+    bottom += 2 * w;
   }
 }
 
 // 3x3: window (q, p) is the image rows 2p - 1 (top), 2p (middle), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
 // neighbours share a row and a column. What the row 2p + 1 has so far waits in even, odd (W / 2, rounded up) for the
-// windows below. origin: position (-1, 2p - 1).
+// windows below.
 template <bool kMax>
-void push_three(const Plan& plan, const float* g_row, const int32_t* index_row, int32_t origin, float* top,
-                float* middle, float* even, float* odd) {
+void push_three(const Plan& plan, const Pushed& from, float* top, float* middle, float* even, float* odd) {
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  I first = iota() * 2 + origin;
-  Windows<kMax> here, after;
-  here.load_from(g_row, index_row, 0, windows, first);
-  F lead[3];  // what the windows give to the column before theirs, in each of the three rows
-  for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
-  for (size_t j = 0; 2 * j < w; j += kLanes) {
-    first += static_cast<int32_t>(2 * kLanes);
-    after.load_from(g_row, index_row, j + kLanes, windows, first);
-    F own[3], shared[3];
-    for (int32_t r = 0; r < 3; ++r) {
-      const F next = share<kMax>(after.g, after.offset, r * down);
-      own[r] = share<kMax>(here.g, here.offset, r * down + 1);
-      shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
-      lead[r] = next;
+  const float* g_row = from.g;
+  const int32_t* index_row = from.index;
+  int32_t origin = from.origin;
+  for (size_t p = 0; p < from.rows; ++p) {
+    I first = iota() * 2 + origin;
+    Windows<kMax> here, after;
+    here.load_from(g_row, index_row, 0, windows, first);
+    F lead[3];  // what the windows give to the column before theirs, in each of the three rows
+    for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
+    for (size_t j = 0; 2 * j < w; j += kLanes) {
+      first += static_cast<int32_t>(2 * kLanes);
+      after.load_from(g_row, index_row, j + kLanes, windows, first);
+      F own[3], shared[3];
+      for (int32_t r = 0; r < 3; ++r) {
+        const F next = share<kMax>(after.g, after.offset, r * down);
+        own[r] = share<kMax>(here.g, here.offset, r * down + 1);
+        shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
+        lead[r] = next;
+      }
+      store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
+      store_pairs(middle, w, j, own[1], shared[1]);
+      store(even + j, own[2]);
+      store(odd + j, shared[2]);
+      here = after;
     }
-    store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
-    store_pairs(middle, w, j, own[1], shared[1]);
-    store(even + j, own[2]);
-    store(odd + j, shared[2]);
-    here = after;
+    g_row += from.next_g;
+    index_row += from.next_index;
+    origin += 2 * down;
+    top += 2 * w;
+    middle += 2 * w;
   }
 }
+
+// Where the gradients of windows that push come from.
+struct PushSource {
+  const WindowGradients& of;
+  bool is_direct;  // dy, and for Max the indices, lie as push wants them
+  float* g;        // (forward_rows, Q), as the index
+  int32_t* index;
+
+  // The gradients of `rows` rows of windows from p on; all but one are full rows of windows.
+  Pushed rows_from(int64_t p, size_t rows) const {
+    const Call& call = of.call;
+    const Plan& plan = *call.plan;
+    const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
+    const int32_t origin = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(0));
+    const bool is_inside = plan.y.first(p) < plan.y.end(p);
+    const float* dy = reinterpret_cast<const float*>(call.dy.at(of.n, of.c, row));
+    if (is_direct && is_inside && plan.function == BNNSPoolingFunctionMax)
+      return {dy, reinterpret_cast<const int32_t*>(call.indices.at(of.n, of.c, row)), call.dy.y_stride,
+              call.indices.y_stride, rows, origin};
+    if (is_direct && plan.function != BNNSPoolingFunctionMax) {
+      divide_by_weights(plan, p, rows, dy, g);
+      return {g, nullptr, windows, 0, rows, origin};
+    }
+    for (size_t r = 0; r < rows; ++r)
+      gradient_row(of, p + static_cast<int64_t>(r), g + r * windows, index + r * windows);
+    return {g, index, windows, windows, rows, origin};
+  }
+};
 
 template <bool kMax, bool kThird>
 void backward_push(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), capacity = plan.push_rows;
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const size_t capacity = plan.push_rows, gradients = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
-  float* g_row = scratch.take(plan.line_floats);
-  int32_t* index_row = scratch.take_indices(plan.line_floats);
+  float* g = scratch.take(gradients);
+  int32_t* index = scratch.take_indices(gradients);
   float* y_row = scratch.take(plan.line_floats);
   float* value = scratch.take(plan.line_floats);
   float* even = scratch.take(plan.line_floats);
   float* odd = scratch.take(plan.line_floats);
   float* spare = scratch.take(plan.line_floats);
   float* stage = scratch.take(capacity * w + 4 * kPad);
-  // Gradients and indices that lie as the kernel wants them need not be copied.
-  const bool is_direct = kMax && call.dy.type == BNNSDataTypeFloat32 && call.dy.x_stride == 1 &&
-                         call.indices.data && call.indices.type == BNNSDataTypeUInt32 && call.indices.x_stride == 1 &&
-                         !plan.has_activation && !plan.has_empty_columns;
+  const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && is_one_run(call.dy, windows) &&
+                               !plan.has_activation && !plan.has_empty_columns;
+  const bool finds_indices = !kMax || (call.indices.data && call.indices.type == BNNSDataTypeUInt32 &&
+                                       call.indices.x_stride == 1);
+  const bool is_direct = !call.dx.stream && !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 &&
+                         is_one_run(call.dx, w);
   const size_t end = piece.row + piece.rows;
   const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
   const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
@@ -1185,30 +1344,25 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     if (call.x.data) rows.start_plane(call.x, n, c);
     const WindowGradients of{call, &rows, y_row, value, n, c};
-    Band band{call, n, c, stage, spare, capacity, piece.row, end};
+    const PushSource source{of, finds_gradients && finds_indices, g, index};
+    Band band{call, n, c, stage, spare, capacity, piece.row, end, is_direct};
     if (kThird) {
       fill(even, plan.line_floats, 0.0f);
       fill(odd, plan.line_floats, 0.0f);
     }
-    for (int64_t p = p0; p < p1; ++p) {
-      const float* g = g_row;
-      const int32_t* index = index_row;
-      if (is_direct && plan.y.first(p) < plan.y.end(p)) {
-        g = reinterpret_cast<const float*>(call.dy.at(n, c, static_cast<size_t>(p)));
-        index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, static_cast<size_t>(p)));
-      } else {
-        gradient_row(of, p, g_row, index_row);
-      }
+    for (int64_t p = p0; p < p1;) {
       band.make_room(2);
       const int64_t h = plan.y.start(p);
-      const int32_t origin = static_cast<int32_t>(h * plan.x.image + plan.x.start(0));
-      float* first = band.at(h);
-      float* second = band.at(h + 1);
+      const size_t pairs = band.pairs_at(h, rows_together(plan, p, static_cast<size_t>(p1 - p)));
+      const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
+      float* first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
+      float* second = pairs > 0 ? first + w : band.at(h + 1);
       if constexpr (kThird) {
-        push_three<kMax>(plan, g, index, origin, first, second, even, odd);
+        push_three<kMax>(plan, from, first, second, even, odd);
       } else {
-        push_two<kMax>(plan, g, index, origin, first, second);
+        push_two<kMax>(plan, from, first, second);
       }
+      p += static_cast<int64_t>(from.rows);
     }
     if (kThird && p1 > p0) {  // the last row that windows reach
       band.make_room(1);
@@ -1235,7 +1389,7 @@ void backward_global(const Call& call, const Piece& piece, std::byte* work) {
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     window_gradient(call, n, c, 0, 1, g, y_row);
-    divide_by_weights(plan, 0, g);
+    divide_by_weights(plan, 0, 1, g, g);
     fill(dx, h * w, g[0]);
     put_rows(call.dx, n, c, 0, h, w, dx, line);
   }
@@ -1378,42 +1532,69 @@ bool has_out_of_range(const Plan& plan, const int32_t* index, size_t n) {
   return any(found);
 }
 
+// Rows of indices of windows that all have the same number of window rows inside the image.
+struct IndexRows {
+  const int32_t* index;
+  size_t next;         // indices from row to row
+  size_t rows;
+  uint32_t first_row;  // h·W of the first image row under the first row of windows
+  uint32_t advance;    // from one row of windows to the next
+  uint32_t down;       // from one image row under a window to the next
+  size_t under;        // image rows under each
+};
+
 // Where an index lies outside its own window, in the windows q, q+1, … of a row: inside, the distance from the first
 // column of some window row is below the number of columns; before that column it wraps to a large number.
-OBN_INLINE I is_stray(const Plan& plan, U index, uint32_t first_row, uint32_t row_step, size_t rows, size_t q) {
+// kUnder: the number of image rows when it is known at compile time, else 0.
+template <size_t kUnder>
+OBN_INLINE I is_stray(const Plan& plan, const IndexRows& of, U index, uint32_t first_row, size_t q) {
   const U count = reinterpret_cast<U>(load(plan.column_count + q));
   U distance = index - reinterpret_cast<U>(load(plan.first_column + q)) - first_row;
   U least = distance;
-  for (size_t k = 1; k < rows; ++k) {
-    distance -= row_step;
+  for (size_t k = 1; k < (kUnder ? kUnder : of.under); ++k) {
+    distance -= of.down;
     least = smaller(least, distance);
   }
   return least >= count;
 }
 
-OBN_INLINE bool has_stray(const Plan& plan, int64_t p, const int32_t* index) {
+template <size_t kUnder>
+bool has_stray(const Plan& plan, const IndexRows& of) {
   const size_t windows = static_cast<size_t>(plan.x.windows);
-  const int64_t first = plan.y.first(p);
-  const size_t rows = static_cast<size_t>(plan.y.end(p) - first);
-  const uint32_t first_row = static_cast<uint32_t>((plan.y.start(p) + plan.y.dilation * first) * plan.x.image);
-  const uint32_t row_step = static_cast<uint32_t>(plan.y.dilation * plan.x.image);
-  if (rows == 0) return true;
+  const int32_t* index = of.index;
+  uint32_t first_row = of.first_row;
   I found = I{};
-  size_t q = 0;
-  for (; q + kLanes <= windows; q += kLanes)
-    found |= is_stray(plan, reinterpret_cast<U>(load(index + q)), first_row, row_step, rows, q);
-  if (q < windows) {
-    const I all = is_stray(plan, reinterpret_cast<U>(load_first_indices(index + q, windows - q)), first_row, row_step,
-                           rows, q);
-    found |= all & (iota() < static_cast<int32_t>(windows - q));
+  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
+    size_t q = 0;
+    for (; q + kLanes <= windows; q += kLanes)
+      found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
+    if (q == windows) continue;
+    const U last = reinterpret_cast<U>(load_first_indices(index + q, windows - q));
+    found |= is_stray<kUnder>(plan, of, last, first_row, q) & (iota() < static_cast<int32_t>(windows - q));
   }
   return any(found);
+}
+
+// Indices from row p of the windows on, `rows` rows that are `next` apart.
+bool has_stray_rows(const Plan& plan, int64_t p, size_t rows, const int32_t* index, size_t next) {
+  const Axis& y = plan.y;
+  const int64_t first = y.first(p);
+  IndexRows of;
+  of.index = index;
+  of.next = next;
+  of.rows = rows;
+  of.first_row = static_cast<uint32_t>((y.start(p) + y.dilation * first) * plan.x.image);
+  of.advance = static_cast<uint32_t>(y.stride * plan.x.image);
+  of.down = static_cast<uint32_t>(y.dilation * plan.x.image);
+  of.under = static_cast<size_t>(y.end(p) - first);
+  if (of.under == 0) return true;
+  return of.under == 2 ? has_stray<2>(plan, of) : of.under == 3 ? has_stray<3>(plan, of) : has_stray<0>(plan, of);
 }
 
 // Indices inside their windows are in range, so the range is looked at only in rows with others.
 unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
-  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const size_t windows = static_cast<size_t>(plan.x.windows), end = piece.row + piece.rows;
   int32_t* line = reinterpret_cast<int32_t*>(work);  // (line_floats); what lies past a row stays 0, a harmless index
   fill(reinterpret_cast<float*>(line), plan.line_floats, 0.0f);
   // Not worth telling apart: columns between those of a dilated window, and windows outside the image.
@@ -1422,15 +1603,21 @@ unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) 
   unsigned found = 0;
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
-    for (size_t p = piece.row; p < piece.row + piece.rows; ++p) {
+    for (size_t p = piece.row, together = 1; p < end; p += together) {
+      const int64_t row = static_cast<int64_t>(p);
       const int32_t* index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, p));
-      if (!in_place) {
+      if (in_place) {
+        together = rows_together(plan, row, end - p);
+      } else {
         load_indices(call.indices, n, c, p, windows, line);
         index = line;
       }
-      if (can_tell && !has_stray(plan, static_cast<int64_t>(p), index)) continue;
-      load_indices(call.indices, n, c, p, windows, line);
-      found |= kIndexStray | (has_out_of_range(plan, line, windows) ? kIndexOutOfRange : 0);
+      if (can_tell && !has_stray_rows(plan, row, together, index, call.indices.y_stride)) continue;
+      found |= kIndexStray;
+      for (size_t r = p; r < p + together; ++r) {
+        load_indices(call.indices, n, c, r, windows, line);
+        if (has_out_of_range(plan, line, windows)) found |= kIndexOutOfRange;
+      }
     }
   }
   return found;

@@ -75,6 +75,46 @@ def pooling_parameters(function, i_desc, o_desc, kernel, stride, padding=(0, 0),
     )
 
 
+def matrix(shape, dtype="float32", data=None, layout="RowMajorMatrix", strides=None, **fields):
+    """A matrix descriptor of (rows, columns); strides in values, rows first."""
+    flip = 1 if layout in ("ColumnMajorMatrix", "2DFirstMajor", "2DLastMajor") else -1
+    faster = 1 if layout in ("ColumnMajorMatrix", "2DLastMajor") else -1
+    return c.BNNSNDArrayDescriptor(
+        layout=getattr(c, f"BNNSDataLayout{layout}"),
+        size=list(shape)[::flip],
+        stride=list(strides or ())[::faster],
+        data=data,
+        data_type=type_code(dtype),
+        **fields,
+    )
+
+
+def weights(shape, dtype="float32", data=None, layout="OIHW", strides=None, **fields):
+    """Convolution weights; shape as the array has it, (outputs, inputs, height, width) for OIHW."""
+    return c.BNNSNDArrayDescriptor(
+        layout=getattr(c, f"BNNSDataLayoutConvolutionWeights{layout}"),
+        size=list(shape)[::-1],
+        stride=list(strides or ())[::-1],
+        data=data,
+        data_type=type_code(dtype),
+        **fields,
+    )
+
+
+def convolution_parameters(i_desc, w_desc, o_desc, stride=(1, 1), padding=(0, 0), **fields):
+    """A parameter block; pairs are (vertical, horizontal)."""
+    return c.BNNSLayerParametersConvolution(
+        i_desc=i_desc,
+        w_desc=w_desc,
+        o_desc=o_desc,
+        y_stride=stride[0],
+        x_stride=stride[1],
+        y_padding=padding[0],
+        x_padding=padding[1],
+        **fields,
+    )
+
+
 def misaligned(shape, dtype):
     """An array whose address is one byte off."""
     count = int(np.prod(shape))

@@ -12,14 +12,14 @@ STEP = 2.0**-7
 TOLERANCE = 2e-3  # of the norm of the gradient; the curvature term STEP^2 f'''/6 is part of it
 
 
-def assert_gradient_matches(forward, gradient, x, rng):
+def assert_gradient_matches(forward, gradient, x, rng, step=STEP):
     """forward: x -> y; gradient: (x, dy) -> dx, both float32 arrays of any shape."""
     dy = rng.standard_normal(forward(x).shape).astype(np.float32)
     dx = np.asarray(gradient(x, dy), dtype=np.float64)
     for _ in range(3):
         direction = rng.choice(np.float32([-1.0, 1.0]), size=x.shape)
-        ahead, behind = forward(x + STEP * direction), forward(x - STEP * direction)
-        change = (dy.astype(np.float64) * (ahead.astype(np.float64) - behind)).sum() / (2 * STEP)
+        ahead, behind = forward(x + step * direction), forward(x - step * direction)
+        change = (dy.astype(np.float64) * (ahead.astype(np.float64) - behind)).sum() / (2 * step)
         predicted = (dx * direction).sum()
         allowed = TOLERANCE * max(1.0, float(np.linalg.norm(dx)))
         assert abs(change - predicted) <= allowed, (change, predicted, allowed)

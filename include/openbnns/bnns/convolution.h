@@ -29,7 +29,8 @@ typedef struct BNNSLayerParametersConvolution {
 OBN_API BNNSFilter BNNSFilterCreateLayerConvolution(
     const BNNSLayerParametersConvolution *layer_params, const BNNSFilterParameters *filter_params);
 
-/* Transposed convolution filter, float32. Returns the filter, or NULL on failure. May be NULL:
+/* Transposed convolution filter, float types. Weights may also be 4DFirstMajor, (in, out / groups, kernel
+ * height, kernel width). Returns the filter, or NULL on failure. May be NULL:
  * filter_params. */
 OBN_API BNNSFilter BNNSFilterCreateLayerTransposedConvolution(
     const BNNSLayerParametersConvolution *layer_params, const BNNSFilterParameters *filter_params);
