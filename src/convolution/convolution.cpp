@@ -660,7 +660,8 @@ void Convolution::put_bias_gradient(const Gradients& g, const double* sums) cons
 }
 
 size_t Convolution::work_bytes(size_t batch) const {
-  if (batch == 0 || check_size(batch) != 0) return 0;
+  if (batch == 0) return 0;
+  if (check_size(batch) != 0) return SIZE_MAX;
   const Run run = make_run(batch);
   std::byte some;  // stands for arrays that are there; only asked whether it is NULL
   const Images x = {&input_, &some, input_.packed_batch}, y = {&output_, &some, output_.packed_batch};

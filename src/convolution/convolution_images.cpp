@@ -96,8 +96,11 @@ bool Images::is_direct() const {
   return view->type == BNNSDataTypeFloat32 && (view->stride[0] == 1 || view->extent[0] == 1);
 }
 
+// Strides of axes with one value are free in a descriptor; algorithms get those of an image without gaps.
 Planes Images::planes(size_t sample) const {
-  return {reinterpret_cast<float*>(data) + sample * step, view->stride[1], view->stride[2], step};
+  const size_t row = view->extent[1] == 1 ? view->extent[0] : view->stride[1];
+  const size_t plane = view->extent[2] == 1 ? row * view->extent[1] : view->stride[2];
+  return {reinterpret_cast<float*>(data) + sample * step, row, plane, step};
 }
 
 Planes dense_planes(const View& view, float* data) {

@@ -419,7 +419,7 @@ constexpr BNNSActivationFunction kActivations[] = {BNNSActivationFunctionRectifi
 Layer random_layer(Random& random) {
   Layer l;
   l.transposed = random.one_in(3);
-  l.n = random.between(1, 5);
+  l.n = random.one_in(10) ? random.between(kSumGroups, 40) : random.between(1, 5);
   if (random.one_in(3)) l.groups = random.between(1, 4);
   l.in = l.groups * random.between(1, 5);
   l.out = l.groups * random.between(1, random.one_in(8) ? 40 : 5);
@@ -589,6 +589,44 @@ TEST(convolution_weight_layouts_hold_the_same_weights) {
         }
         for (size_t i = 0; i < got.dw.bytes.size() / sizeof(float); ++i) zeros += got.dw.get_at(i) == 0.0f;
         CHECK(zeros == got.dw.bytes.size() / sizeof(float) - got.dw.count(), "%zu lanes of padding are 0", zeros);
+      }
+}
+
+TEST(convolution_strides_of_single_rows_and_columns_are_free) {
+  Random random{13};
+  for (size_t h : {1, 2})
+    for (size_t w : {1, 20})
+      for (size_t c : {1, 8}) {
+        Layer l;
+        l.n = 2;
+        l.in = l.out = c;
+        l.h = h;
+        l.w = w;
+        l.kh = l.kw = 3;
+        l.left = l.right = l.up = l.down = 1;
+        l.set_outputs();
+        l.activation = BNNSActivationFunctionTanh;
+        Inputs in = make_inputs(l, random);
+        const Results expected = run(l, in);
+        auto parameters = l.parameters(in.w, in.bias);
+        Results got{l.output(), in.dx, in.dw, in.db};
+        for (auto* image : {&parameters.i_desc, &parameters.o_desc, &in.dy.descriptor, &got.dx.descriptor}) {
+          if (w == 1) image->stride[0] = 0, image->stride[1] = 1;
+          if (h == 1) image->stride[1] = image->stride[0];
+          if (c == 1) image->stride[2] = image->stride[1];
+        }
+        BNNSFilter filter = BNNSFilterCreateLayerConvolution(&parameters, nullptr);
+        CHECK(filter, "%s", obn_last_error());
+        const size_t step = c * h * w;
+        CHECK(BNNSFilterApplyBatch(filter, l.n, in.x.data(), step, got.y.data(), step) == 0, "%s", obn_last_error());
+        CHECK(BNNSFilterApplyBackwardBatch(filter, l.n, in.x.data(), step, &got.dx.descriptor, step, got.y.data(), step,
+                                           &in.dy.descriptor, step, &got.dw.descriptor, &got.db.descriptor) == 0,
+              "%s", obn_last_error());
+        CHECK(got.y.bytes == expected.y.bytes, "output (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.dx.bytes == expected.dx.bytes, "input_gradient (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.dw.bytes == expected.dw.bytes, "weights_gradient (%zu, %zu, %zu)", c, h, w);
+        CHECK(got.db.bytes == expected.db.bytes, "bias_gradient (%zu, %zu, %zu)", c, h, w);
+        BNNSFilterDestroy(filter);
       }
 }
 
@@ -919,6 +957,7 @@ TEST(convolution_winograd_has_a_switch) {
   CHECK(uses() == fits, "back to the library's");
   CHECK(obn_set_winograd(from_start) == 0, "%s", obn_last_error());
   CHECK(obn_set_winograd(2) == -1 && obn_filter_set_winograd(filter, -2) == -1, "no other numbers");
+  CHECK(obn_filter_work_bytes(filter, SIZE_MAX) == SIZE_MAX && obn_filter_work_bytes(filter, 0) == 0, "odd batches");
   CHECK(obn_filter_set_winograd(nullptr, 1) == -1 && obn_filter_work_bytes(nullptr, 1) == SIZE_MAX, "no filter");
   BNNSFilterDestroy(filter);
 }

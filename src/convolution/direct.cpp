@@ -36,7 +36,9 @@ constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves r
 constexpr size_t kHardFloats = kScratchFloats / 8 * 5;  // a frame when it must be
 constexpr size_t kSumFloats = size_t{96} << 10;         // sums of one piece of the weight gradient
 constexpr size_t kPixels = 512;                         // of a block, about
-constexpr size_t kDepth = 256;                          // values of k whose weights stay in the first cache
+constexpr size_t kDepth = 256;                          // values of k done in a row with pixels in lanes: their weights
+                                                        // stay in the first cache
+constexpr size_t kTurnedDepth = 1024;                   // with output channels in lanes, where weights are streamed
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
@@ -162,6 +164,18 @@ void measure(const Taps& x, const Taps& y, Block* b) {
   b->channel = std::max<size_t>(1, x.slots * y.slots) * b->slot;
 }
 
+// Where only single values are read from a frame, its rows may begin on cache lines: copies then never write half lines.
+// Not where that needs much more memory. An odd number of lines per channel spreads channels over the cache.
+void align_frame(Block* b) {
+  constexpr size_t kLine = kAlignment / sizeof(float);
+  const size_t pitch = round_up(b->pitch, kLine);
+  if (pitch - b->pitch > pitch / 8) return;
+  b->slot = b->slot / b->pitch * pitch;
+  b->channel = b->channel / b->pitch * pitch;
+  b->pitch = pitch;
+  b->channel = (b->channel / kLine | 1) * kLine;
+}
+
 // About `pixels` positions, fewer while the frames of `channels` channels and `others` values per position take more
 // than `soft`.
 Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels, size_t others, size_t soft,
@@ -217,13 +231,15 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t pixels = std::max(kernels.tile_columns, kPixels / x_phases);
   Block& b = c->block;
   b = choose_block(c->x, c->y, pixels, c->in_channels, 0, kSoftFloats, kernels.tile_columns);
+  choose_lanes(kernels, c);
+  if (c->outputs_in_lanes) align_frame(&b);
   b.channels = std::min(c->in_channels, (kHardFloats - kSlack) / b.channel);
   if (b.channels == 0) return false;
-  choose_lanes(kernels, c);
   // Sums of a panel; with outputs in lanes they are turned in a second place of the same size.
   const size_t run = x_phases * round_up(run_length(b), kernels.tile_columns);
   const size_t panel = run * (c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
-  const size_t places = (kScratchFloats - kHardFloats) / panel;
+  const size_t slack = kernels.lanes * kernels.tile_columns;  // read behind the last one
+  const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
   if (places < 2) return false;
   const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
   const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
@@ -255,10 +271,16 @@ bool fits(const Kernels& kernels, const Problem& s, bool is_gradient) {
   return plan_blocks(kernels, &c);
 }
 
-// Whole channels, at least one. Panels of kTileColumns output channels are about twice as wide.
+// Whole channels, at least one.
 size_t channels_at_once(const Correlation& c, size_t taps) {
-  const size_t depth = c.outputs_in_lanes ? kDepth / 2 : kDepth;
+  const size_t depth = c.outputs_in_lanes ? kTurnedDepth : kDepth;
   return std::clamp<size_t>(depth / std::max<size_t>(1, taps), 1, c.in_channels);
+}
+
+// At most: a phase has those of kTurnedDepth values of k, or of one channel.
+size_t offsets_of(const Correlation& c, size_t taps) {
+  const size_t phases = std::min(as_size(c.x.phases * c.y.phases), taps);
+  return std::min(phases * kTurnedDepth, c.in_channels * taps) + taps;
 }
 
 // At most, with zeros up to whole panels.
@@ -269,9 +291,7 @@ size_t packed_floats(const Kernels& kernels, const Correlation& c, size_t taps) 
 size_t correlation_bytes(const Kernels& kernels, const Problem& s, bool is_gradient) {
   const Correlation c = outline(s, is_gradient);
   const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  // A phase has min(kDepth, channels · taps) offsets, or one channel's.
-  const size_t offsets = std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps;
-  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets) +
+  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets_of(c, taps)) +
          bytes_of<float>(packed_floats(kernels, c, taps));
 }
 
@@ -308,8 +328,8 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   c.x = list_taps(s.x, is_gradient, &arena);
   c.y = list_taps(s.y, is_gradient, &arena);
   plan_blocks(kernels, &c);
-  const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  list_phases(kernels, &c, std::min(std::min(phases, taps) * kDepth, c.in_channels * taps) + taps, &arena);
+  const size_t taps = as_size(s.x.kernel * s.y.kernel);
+  list_phases(kernels, &c, offsets_of(c, taps), &arena);
   c.packed = arena.take<float>(packed_floats(kernels, c, taps));
   const size_t multiplications = s.batch * s.groups * c.w_group * as_size(s.x.out * s.y.out);
   if (multiplications < kSmallCall) threads = 1;
@@ -358,6 +378,7 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   g->block = choose_block(g->x_taps, g->y_taps, kPixels, g->is_flat ? 0 : channels, others, kSoftFloats,
                           kernels.tile_columns);
   Block& b = g->block;
+  align_frame(&b);
   const size_t left = kScratchFloats - kSlack;
   if (others * b.rows * b.columns > left) return false;
   b.channels = channels;

@@ -52,67 +52,90 @@ OBN_INLINE void fill_zero(float* p, size_t n) {
   if (i < n) store_first(p + i, F{}, n - i);
 }
 
-// Values [low, high) of a row of n lie in the image; the first of them is value `from` of its row.
-struct Run {
+// Lanes [low, high) of the vector at p; the others are 0 and their memory is not touched.
+OBN_INLINE F load_between(const float* p, size_t low, size_t high) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << high) - (1u << low)), p));
+#else
+  float lanes[kLanes] = {};
+  for (size_t i = low; i < high; ++i) lanes[i] = p[i];
+  return load(lanes);
+#endif
+}
+
+// Which of the n values from `start` on, `step` apart, lie in [0, in).
+struct Range {
   size_t low, high;
-  int64_t from;
 };
-OBN_INLINE Run run_of(const Taps& t, int64_t start, size_t n) {
+OBN_INLINE Range range_of(int64_t start, int64_t step, int64_t in, size_t n) {
   const int64_t length = static_cast<int64_t>(n);
-  int64_t low = start >= 0 ? 0 : (-start + t.step - 1) / t.step;
-  int64_t high = start >= t.in ? 0 : (t.in - start + t.step - 1) / t.step;
+  int64_t low = start >= 0 ? 0 : step == 1 ? -start : (-start + step - 1) / step;
+  int64_t high = start >= in ? 0 : step == 1 ? in - start : (in - start + step - 1) / step;
   low = low < length ? low : length;
   high = high < low ? low : high < length ? high : length;
-  return {static_cast<size_t>(low), static_cast<size_t>(high), start + low * t.step};
+  return {static_cast<size_t>(low), static_cast<size_t>(high)};
 }
 
-// A row of a frame: `low` zeros, n values from[0], from[step], …, zeros up to `length`. Reads nothing but those values
-// and what lies between them; writes whole vectors, past the end of the row by less than kLanes.
-OBN_INLINE void copy_row(const float* from, size_t step, size_t low, size_t n, size_t length, float* to) {
-  for (size_t i = 0; i < low; i += kLanes) store(to + i, F{});
-  float* end = to + length;
-  to += low;
-  size_t i = 0;
-  if (step == 1) {
-    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
-    if (i < n) store(to + i, load_first(from + i, n - i));
+// kLanes columns of `rows` rows: to[i] = from[i·step] for the columns in `inside`, else 0.
+OBN_INLINE void copy_columns(const float* from, size_t from_row, size_t step, Range inside, size_t rows, float* to,
+                             size_t pitch) {
+  const size_t low = inside.low, high = inside.high;
+  if (low >= high) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, F{});
+  } else if (step == 1 && high - low == kLanes) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, load(from + r * from_row));
+  } else if (step == 1) {
+    for (size_t r = 0; r < rows; ++r) store(to + r * pitch, load_between(from + r * from_row, low, high));
   } else if (step == 2) {
-    F even, odd;
-    for (; i + kLanes < n; i += kLanes) {
-      split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
-      store(to + i, even);
+    // Values 2·low … 2·(high - 1), as lanes of two vectors.
+    const size_t first = 2 * low, last = 2 * high - 1;
+    const size_t low0 = smaller(first, kLanes), high0 = smaller(last, kLanes);
+    const size_t low1 = first < kLanes ? 0 : first - kLanes, high1 = last < kLanes ? 0 : last - kLanes;
+    for (size_t r = 0; r < rows; ++r) {
+      const float* p = from + r * from_row;
+      F even, odd;
+      split_pairs(load_between(p, low0, high0), load_between(p + kLanes, smaller(low1, high1), high1), &even, &odd);
+      store(to + r * pitch, even);
     }
-    const size_t reach = 2 * (n - i) - 1;  // at least 1, less than 2·kLanes
-    const F first = reach < kLanes ? load_first(from + 2 * i, reach) : load(from + 2 * i);
-    const F second = reach <= kLanes ? F{} : load_first(from + 2 * i + kLanes, reach - kLanes);
-    split_pairs(first, second, &even, &odd);
-    store(to + i, even);
   } else {
-    for (; i < n; ++i) to[i] = from[i * step];
-    if (to + i < end) store(to + i, F{});
+    for (size_t r = 0; r < rows; ++r) {
+      store(to + r * pitch, F{});
+      for (size_t i = low; i < high; ++i) to[r * pitch + i] = from[r * from_row + i * step];
+    }
   }
-  for (to += round_up(n, kLanes); to < end; to += kLanes) store(to, F{});
 }
 
-// The frame of the block whose first position is (row, column), from `channels` planes of the input. Rows are written
-// in the order in which they lie, so what one writes past its end is overwritten by the next.
+// One slot of a frame: `rows` rows of b.pitch values that start at value (v, u) of a plane and are step apart in it.
+// Whole vectors are written, past the end of a row by less than kLanes: the last columns come first and the rows in
+// order, so that what spills over is overwritten.
+OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size_t plane_row, int64_t v, int64_t u,
+                          size_t rows, size_t pitch, float* to) {
+  const Range inside = range_of(v, y.step, y.in, rows), across = range_of(u, x.step, x.in, pitch);
+  const size_t step = static_cast<size_t>(x.step), from_row = static_cast<size_t>(y.step) * plane_row;
+  const size_t count = inside.high - inside.low;
+  const float* from = plane + (v + static_cast<int64_t>(inside.low) * y.step) * static_cast<int64_t>(plane_row) + u;
+  for (size_t i = 0; i < inside.low * pitch; i += kLanes) store(to + i, F{});
+  float* body = to + inside.low * pitch;
+  for (size_t j = (pitch - 1) / kLanes * kLanes + kLanes; count > 0 && j > 0;) {
+    j -= kLanes;
+    Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
+                     across.high > j ? smaller(across.high - j, kLanes) : 0};
+    copy_columns(from + j * step, from_row, step, columns, count, body + j, pitch);
+  }
+  for (size_t i = inside.high * pitch; i < rows * pitch; i += kLanes) store(to + i, F{});
+}
+
+// The frame of the block whose first position is (row, column), from `channels` planes of the input. Slots are written
+// in the order in which they lie.
 void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
                 size_t channels, size_t row, size_t column, float* frame) {
-  const size_t rows = b.slot / b.pitch, step = static_cast<size_t>(x.step);
+  const size_t rows = b.slot / b.pitch;
+  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first), u = x.step * (static_cast<int64_t>(column) + x.first);
   for (size_t c = 0; c < channels; ++c) {
     float* to = frame + c * b.channel;
-    for (size_t slot = 0; slot < x.slots * y.slots; ++slot) {
-      const int64_t start = x.step * (static_cast<int64_t>(column) + x.first) + x.remainders[slot % x.slots];
-      const Run run = run_of(x, start, b.pitch);
-      int64_t v = y.step * (static_cast<int64_t>(row) + y.first) + y.remainders[slot / x.slots];
-      for (size_t r = 0; r < rows; ++r, v += y.step, to += b.pitch) {
-        if (v < 0 || v >= y.in || run.low == run.high) {
-          for (size_t i = 0; i < b.pitch; i += kLanes) store(to + i, F{});
-        } else {
-          const float* from = planes + c * plane + static_cast<size_t>(v) * plane_row + run.from;
-          copy_row(from, step, run.low, run.high - run.low, b.pitch, to);
-        }
-      }
+    for (size_t sy = 0; sy < y.slots; ++sy) {
+      for (size_t sx = 0; sx < x.slots; ++sx, to += b.slot)
+        copy_slot(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u + x.remainders[sx], rows, b.pitch, to);
     }
   }
   fill_zero(frame + channels * b.channel, kSlack);
@@ -347,7 +370,7 @@ OBN_INLINE void join_run(const float* sums, size_t step, size_t phases, size_t n
   }
 }
 
-// sums (rows · columns, kTileColumns) become `outputs` planes, their rows to_row apart.
+// sums (rows · columns, kTileColumns) become `outputs` planes, their rows to_row apart. Reads up to kLanes pixels more.
 void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, float* to, size_t to_plane,
                size_t to_row) {
   for (size_t r = 0; r < rows; ++r) {
@@ -359,7 +382,7 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
         const float* from = sums + (r * columns + q) * kTileColumns + o;
         F v[kLanes];
 #pragma GCC unroll 16
-        for (size_t i = 0; i < kLanes; ++i) v[i] = i < width ? load(from + i * kTileColumns) : F{};
+        for (size_t i = 0; i < kLanes; ++i) v[i] = load(from + i * kTileColumns);
         transpose(v);
         float* row = to + o * to_plane + r * to_row + q;
         for (size_t i = 0; i < height; ++i) {
@@ -368,6 +391,34 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
           } else {
             store_first(row + i * to_plane, v[i], width);
           }
+        }
+      }
+    }
+  }
+}
+
+// The same for two phases of the columns, which take turns in rows of n values; sums of the second are `phase` further.
+void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, size_t second_columns, size_t outputs,
+                size_t n, bool accumulate, float* to, size_t to_plane, size_t to_row) {
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t o = 0; o < outputs; o += kLanes) {
+      const size_t height = smaller(kLanes, outputs - o);
+      for (size_t q = 0; q < columns; q += kLanes) {
+        const float* first = sums + (r * columns + q) * kTileColumns + o;
+        const float* second = sums + phase + (r * second_columns + q) * kTileColumns + o;
+        F v[kLanes], w[kLanes];
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] = load(first + i * kTileColumns);
+        transpose(v);
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) w[i] = load(second + i * kTileColumns);
+        transpose(w);
+        float* row = to + o * to_plane + r * to_row + 2 * q;
+        for (size_t i = 0; i < height; ++i, row += to_plane) {
+          F a, b;
+          join_pairs(v[i], w[i], &a, &b);
+          put(row, a, n - 2 * q, accumulate);
+          if (2 * q + kLanes < n) put(row + kLanes, b, n - 2 * q - kLanes, accumulate);
         }
       }
     }
@@ -470,6 +521,7 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
   const size_t first_column = at.column * x_phases;
   const size_t n = smaller(b.columns * x_phases, static_cast<size_t>(call.x.out) - first_column);
   const bool turns_into_place = call.outputs_in_lanes && x_phases == 1 && !call.accumulate;
+  const bool turns_pairs = call.outputs_in_lanes && x_phases == 2;
   for (size_t py = 0; py < y_phases; ++py) {
     if (call.y.count(py) <= at.row) continue;
     Step s;
@@ -505,7 +557,7 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
           } else {
             multiply_panel(call, s, m.rows, own + px * height * run, run, b.pitch);
           }
-          if (c + s.channels < call.in_channels || !call.outputs_in_lanes) continue;
+          if (c + s.channels < call.in_channels || !call.outputs_in_lanes || turns_pairs) continue;
           if (turns_into_place) {
             turn_sums(own, s.rows, s.columns, m.rows, to, call.out.plane, to_row);
           } else {
@@ -513,8 +565,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
           }
         }
         if (c + s.channels < call.in_channels) continue;
+        if (turns_pairs)
+          turn_pairs(own, height * run, s.rows, smaller(b.columns, call.x.count(0) - at.column), s.columns, m.rows, n,
+                     call.accumulate, to, call.out.plane, to_row);
         const float* finished = call.outputs_in_lanes ? joined : own;
-        const bool is_there = call.in_place || turns_into_place;
+        const bool is_there = call.in_place || turns_into_place || turns_pairs;
         if (is_there && !call.activation) continue;
         for (size_t i = 0; i < m.rows; ++i) {
           for (size_t r = 0; r < s.rows; ++r) {
@@ -553,7 +608,7 @@ void transpose_pixels(const float* planes, size_t plane, size_t plane_row, size_
   }
 }
 
-// c (rows, kTileColumns) += Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
+// c (rows, kTileColumns) = c + Σ over pixels of a(row, pixel) · b(pixel, :), a(i, pixel) at a[offsets[i] + pixel].
 struct PixelSum {
   const float* a;
   const size_t* offsets;
@@ -561,6 +616,7 @@ struct PixelSum {
   const float* b;
   float* c;
   size_t rows, columns;  // of pixels
+  bool accumulate;       // else c = …
 };
 
 template <size_t kRows>
@@ -584,8 +640,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
     float* c = t.c + i * kTileColumns;
-    store(c, load(c) + left[i]);
-    store(c + kLanes, load(c + kLanes) + right[i]);
+    store(c, t.accumulate ? load(c) + left[i] : left[i]);
+    store(c + kLanes, t.accumulate ? load(c + kLanes) + right[i] : right[i]);
   }
 }
 
@@ -623,13 +679,13 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const size_t channels = smaller(b.channels, call.in_channels - c0);
   const size_t panels = smaller(call.panels_at_once, call.panels - first_panel);
   const size_t k = channels * call.used;
-  for (size_t panel = first_panel; panel < first_panel + panels; ++panel)
-    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
   if (k == 0) return;
   float* frame = scratch;
   float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
   const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
-  for (size_t block = all * part / call.parts; block < all * (part + 1) / call.parts; ++block) {
+  const size_t first_block = all * part / call.parts;
+  for (size_t block = first_block; block < all * (part + 1) / call.parts; ++block) {
+    const bool is_first = block == first_block;
     const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
     const size_t column = block % b.column_blocks * b.columns;
     const size_t rows = smaller(b.rows, call.y_taps.count() - row);
@@ -651,7 +707,7 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       for (size_t tile = 0; tile < tiles; ++tile) {
         const Panel p = panel_of(k, tile);
         sums_of_pixels[p.rows](
-            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns});
+            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns, !is_first});
       }
     }
   }

@@ -1,9 +1,11 @@
 // Winograd, the drive: cuts the tiles of a batch into blocks, gives them memory and hands them to the threads.
 //
-// Forward and input gradient: first all weights are transformed (work), then every block of tiles goes through its
-// three steps alone, V and the products in the thread's scratch. Weight gradient with few channels: the tiles are cut
-// into a fixed number of parts, each with its own sum (work). With many channels such sums are larger than V and Y
-// together: then the threads make V and Y of many tiles together (work), and each takes some channels of the sum.
+// Forward and input gradient, many tiles: first all weights are transformed (work), then every block of tiles goes
+// through its three steps alone, V and the products in the thread's scratch. Few tiles, or very many weights: the
+// threads make V together (work), then each takes some output channels, whose weights only it needs (scratch).
+// Weight gradient, many tiles: they are cut into a fixed number of parts, each with its own sum (work). Few tiles, or
+// sums that are larger than V and Y: the threads make V and Y together (work), then each takes some channels of the
+// sum (scratch).
 #include "convolution/winograd.h"
 
 #include <algorithm>
@@ -37,19 +39,22 @@ constinit const Targets<Kernels> targets = {&portable::winograd::kernels, nullpt
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-// Measured on a core with 32 KB and 1 MB of cache; between half and twice of each the time changes by a few percent.
-constexpr size_t kBlockBytes = size_t{512} << 10;    // V and products of a block, beside the weights in the same cache
-constexpr size_t kSumBytes = size_t{1} << 20;        // V and Y of a block: longer sums are worth more than the cache
-constexpr size_t kLargeWeights = size_t{1} << 20;    // transformed weights that do not stay near
-constexpr size_t kTilesForLarge = 28;                // then a block has so many tiles at least, to read them less often
-constexpr size_t kBlockColumns = 16;                 // at most: so the lines that tiles read stay in the first cache
-constexpr size_t kSharedTiles = 256;                 // most tiles of a pass with shared V
-constexpr size_t kPanelBytes = size_t{1} << 20;      // transformed weights that a thread then makes at a time
-constexpr size_t kSharedBytes = size_t{6} << 20;     // V and Y that the threads make together
-constexpr size_t kSumInputs = 28;                    // most channels of x that a thread then takes at a time
-constexpr size_t kLargeSum = size_t{1300} << 10;     // sums that should not be kept once per part
-constexpr size_t kParts = 16;                        // most parts of a weight gradient
-constexpr size_t kBlocksPerPart = 4;                 // at least
+// Measured on a core with 32 KB and 1 MB of cache; half or twice as much changes the time by a few percent.
+constexpr size_t kBlockBytes = size_t{512} << 10;   // V and products of a block, beside the weights in the same cache
+constexpr size_t kLargeWeights = size_t{1} << 20;   // transformed weights that do not stay near
+constexpr size_t kTilesForLarge = 28;               // then a block has so many tiles at least, to read them less often
+constexpr size_t kBlockColumns = 16;                // at most: so the lines that tiles read stay in the first cache
+constexpr size_t kHugeWeights = size_t{16} << 20;   // not kept at all: V is shared and the weights are made as needed
+constexpr size_t kSharedTiles = 256;                // most tiles of a pass with shared V
+constexpr size_t kFewTiles = 8;                     // it is shared too when fewer would fit into scratch
+constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
+constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
+constexpr size_t kSharedSum = size_t{6} << 20;      // V and Y that they make together
+constexpr size_t kSumBytes = size_t{1} << 20;       // V and Y of a block: longer sums are worth more than the cache
+constexpr size_t kSumInputs = 28;                   // most channels of x that a thread takes at a time
+constexpr size_t kLargeSum = size_t{1300} << 10;    // sums that should not be kept once per part
+constexpr size_t kParts = 16;                       // most parts of a weight gradient
+constexpr size_t kBlocksPerPart = 4;                // at least
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -126,24 +131,24 @@ PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outpu
                    float* work) {
   PassPlan plan;
   plan.v_row = round_up(inputs, kernels.lanes);
-  const size_t all = count_tiles(n, p, q);
-  plan.is_shared = all <= std::min(outputs, kSharedTiles);
-  if (plan.is_shared) {
-    plan.cut = cut_tiles(n, p, q, all, all);
-    plan.v = matrices(work, all, plan.v_row);
-    plan.floats = floats_of(plan.v);
-    return plan;
-  }
   plan.u.data = work;
   plan.u.step = inputs * kernels.panel;
   plan.u.point = divide_up(outputs, kernels.panel) * plan.u.step + kSpread;
-  plan.floats = kPoints * plan.u.point;
-  const size_t per_tile = bytes_per_tile(plan.v_row + round_up(outputs, kernels.lanes));
-  size_t tiles = kBlockBytes / per_tile;
-  if (plan.floats * kFloat > kLargeWeights) tiles = std::max(tiles, kTilesForLarge);
+  const size_t u_bytes = kPoints * plan.u.point * kFloat;
+  const size_t all = count_tiles(n, p, q), per_tile = bytes_per_tile(plan.v_row + round_up(outputs, kernels.lanes));
   const size_t room = kernels.room_floats(kBlockColumns) * kFloat + 2 * kPoints * kSpread * kFloat;
-  tiles = std::min(tiles, (kScratchBytes - room) / per_tile);
-  plan.cut = cut_tiles(n, p, q, tiles, kBlockColumns);
+  const size_t possible = (kScratchBytes - room) / per_tile;
+  plan.is_shared = all <= std::min(outputs, kSharedTiles) || u_bytes > kHugeWeights || possible < kFewTiles;
+  if (plan.is_shared) {
+    const size_t wanted = std::max(kSharedBytes / bytes_per_tile(plan.v_row), kFewTiles);
+    plan.cut = cut_tiles(n, p, q, std::min(wanted, kSharedTiles), kSharedTiles);
+    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
+    plan.floats = floats_of(plan.v);
+  } else {
+    const size_t wanted = std::max(kBlockBytes / per_tile, u_bytes > kLargeWeights ? kTilesForLarge : 1);
+    plan.cut = cut_tiles(n, p, q, std::min(wanted, possible), kBlockColumns);
+    plan.floats = kPoints * plan.u.point;
+  }
   return plan;
 }
 
@@ -185,33 +190,39 @@ void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
   });
 }
 
-// One piece makes the weights of one panel, some input channels at a time so that they stay near, and all its outputs.
+// One panel of outputs of a block: its weights are made some input channels at a time, so that they stay near.
+void run_panel(const Kernels& kernels, const PassPlan& plan, const Pass& pass, const Block& block, Range channels) {
+  const size_t inputs = pass.x.channels, depth = kPanelBytes / bytes_per_tile(kernels.panel);
+  float* room = reinterpret_cast<float*>(scratch());
+  const Matrices m = matrices(room + kernels.room_floats(block.columns), plan.cut.most_tiles(), kernels.panel);
+  const Panels u = {m.data + floats_of(m), depth * kernels.panel + kSpread, 0};
+  for (size_t k = 0; k < inputs; k += depth) {
+    const size_t some = std::min(depth, inputs - k);
+    for (size_t j = channels.first; j < channels.end; j += kernels.lanes)
+      kernels.weights(pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, some,
+                      std::min(channels.end - j, kernels.lanes), u.data + (j - channels.first), u.point);
+    Matrices v = plan.v;
+    v.data += k;
+    kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
+  }
+  kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
+  if (pass.activation) activate(pass, block, channels);
+}
+
 void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
-  const Block block = plan.cut.block(0);
-  parallel(divide_up(inputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t c = piece * kernels.lanes;
-    kernels.data(pass.x, pass.up, pass.left, block, {c, std::min(inputs, c + kernels.lanes)}, plan.v,
-                 reinterpret_cast<float*>(scratch()));
-  });
-  parallel(divide_up(outputs, kernels.panel), threads, [&](size_t piece) {
-    const Range channels = {piece * kernels.panel, std::min(outputs, (piece + 1) * kernels.panel)};
-    float* room = reinterpret_cast<float*>(scratch());
-    const Matrices m = matrices(room + kernels.room_floats(block.columns), plan.cut.most_tiles(), kernels.panel);
-    const size_t depth = std::max(kPanelBytes / bytes_per_tile(kernels.panel), size_t{1});
-    const Panels u = {m.data + floats_of(m), depth * kernels.panel + kSpread, 0};
-    for (size_t k = 0; k < inputs; k += depth) {
-      const size_t some = std::min(depth, inputs - k);
-      for (size_t j = channels.first; j < channels.end; j += kernels.lanes)
-        kernels.weights(pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, some,
-                        std::min(channels.end - j, kernels.lanes), u.data + (j - channels.first), u.point);
-      Matrices v = plan.v;
-      v.data += k;
-      kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
-    }
-    kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
-    if (pass.activation) activate(pass, block, channels);
-  });
+  for (size_t i = 0; i < plan.cut.blocks(); ++i) {
+    const Block block = plan.cut.block(i);
+    parallel(divide_up(inputs, kernels.lanes), threads, [&](size_t piece) {
+      const size_t c = piece * kernels.lanes;
+      kernels.data(pass.x, pass.up, pass.left, block, {c, std::min(inputs, c + kernels.lanes)}, plan.v,
+                   reinterpret_cast<float*>(scratch()));
+    });
+    parallel(divide_up(outputs, kernels.panel), threads, [&](size_t piece) {
+      const size_t j = piece * kernels.panel;
+      run_panel(kernels, plan, pass, block, {j, std::min(outputs, j + kernels.panel)});
+    });
+  }
 }
 
 void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
@@ -243,8 +254,8 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   plan.y_row = round_up(s.out_channels, kernels.lanes);
   const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row);
   const size_t tiles = count_tiles(s.batch, s.y.out, s.x.out);
-  plan.is_shared = bytes_per_tile(s.in_channels * plan.y_row) > kLargeSum || tiles * per_tile <= kSharedBytes;
-  const size_t wanted = (plan.is_shared ? kSharedBytes : kSumBytes) / per_tile;
+  plan.is_shared = bytes_per_tile(s.in_channels * plan.y_row) > kLargeSum || tiles * per_tile <= kSharedSum;
+  const size_t wanted = (plan.is_shared ? kSharedSum : kSumBytes) / per_tile;
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
   if (plan.is_shared) {
     plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
@@ -320,8 +331,17 @@ bool is_possible(const Problem& s) {
   return s.groups == 1 && is_plain(s.x) && is_plain(s.y);
 }
 
-bool fits(const Problem& s) {
-  return is_possible(s) && s.in_channels >= 16 && s.out_channels >= 16;
+// From here on it beats direct.cpp on every target; planes of one row or column are mostly padding.
+bool forward_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 8 && s.out_channels >= 8 && s.in_channels * s.out_channels >= 128 &&
+         s.x.out >= 2 && s.y.out >= 2;
+}
+bool input_gradient_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 8 && s.out_channels >= 8 && s.in_channels * s.out_channels >= 128 &&
+         s.x.in >= 2 && s.y.in >= 2;
+}
+bool weight_gradient_fits(const Problem& s) {
+  return is_possible(s) && s.in_channels >= 4 && s.out_channels >= 4 && s.x.out >= 2 && s.y.out >= 2;
 }
 
 }  // namespace
@@ -408,10 +428,10 @@ void weight_gradient(const Problem& s, const WeightGradient& g, size_t threads, 
 
 }  // namespace
 
-constinit const ForwardAlgorithm winograd_forward = {"winograd", winograd::fits, forward_bytes, forward};
-constinit const InputGradientAlgorithm winograd_input_gradient = {"winograd", winograd::fits, input_gradient_bytes,
-                                                                  input_gradient};
-constinit const WeightGradientAlgorithm winograd_weight_gradient = {"winograd", winograd::fits,
+constinit const ForwardAlgorithm winograd_forward = {"winograd", winograd::forward_fits, forward_bytes, forward};
+constinit const InputGradientAlgorithm winograd_input_gradient = {"winograd", winograd::input_gradient_fits,
+                                                                  input_gradient_bytes, input_gradient};
+constinit const WeightGradientAlgorithm winograd_weight_gradient = {"winograd", winograd::weight_gradient_fits,
                                                                     weight_gradient_bytes, weight_gradient};
 
 }  // namespace convolution

@@ -26,7 +26,10 @@ struct Random {
   }
   size_t below(size_t n) { return next() % n; }
   double unit() { return (static_cast<double>(next()) + 0.5) * 0x1p-31; }
-  float normal() { return static_cast<float>(std::sqrt(-2.0 * std::log(unit())) * std::cos(6.283185307179586 * unit())); }
+  float normal() {
+    const double radius = std::sqrt(-2.0 * std::log(unit()));
+    return static_cast<float>(radius * std::cos(6.283185307179586 * unit()));
+  }
 };
 
 std::vector<float> normals(size_t n, Random& random) {
@@ -48,7 +51,8 @@ struct Array {
     memory.assign(planes.sample * n + offset, kGap);
     planes.data = memory.data() + offset;
   }
-  Array(const Array& other) : n(other.n), c(other.c), h(other.h), w(other.w), planes(other.planes), memory(other.memory) {
+  Array(const Array& other)
+      : n(other.n), c(other.c), h(other.h), w(other.w), planes(other.planes), memory(other.memory) {
     planes.data = memory.data() + (other.planes.data - other.memory.data());
   }
   Array& operator=(const Array&) = delete;
@@ -125,7 +129,8 @@ struct Data {
 };
 
 // All values within `tolerance`, the gaps untouched.
-void check_close(Array& got, Array& expected, double tolerance, const char* what, const Target& target, const Shape& s) {
+void check_close(Array& got, Array& expected, double tolerance, const char* what, const Target& target,
+                 const Shape& s) {
   for (size_t i = 0; i < got.count(); ++i) {
     const double a = got[i], b = expected[i];
     CHECK(std::fabs(a - b) <= tolerance, "%s on %s, N%zu C%zu O%zu %dx%d: value %zu is %g, expected %g", what,
@@ -135,47 +140,55 @@ void check_close(Array& got, Array& expected, double tolerance, const char* what
   CHECK(got.memory == expected.memory, "%s on %s: memory between the values was touched", what, target.name);
 }
 
-// A sum of `terms` products of normal numbers is about √terms; float32 and the points' numbers leave 4e-5 of it at most.
+// A sum of `terms` products of normal numbers is about √terms; what float32 loses on the way is below 4e-5 of that.
 double tolerance_for(size_t terms) { return 4e-5 * std::sqrt(static_cast<double>(terms)); }
 
-void check_forward(const Target& target, Data& d, const Shape& s, const activation::Fused* activation) {
-  Array got(d.dz), expected(d.dz);  // filled with something to be overwritten
-  Work work(winograd::forward_bytes(*target.kernels, d.problem));
+void check_forward(Data& d, const Shape& s, const activation::Fused* activation) {
   const float* bias = activation ? d.bias.data() : nullptr;
-  winograd::forward(*target.kernels, d.problem, {d.x.planes, d.w.data(), got.planes, bias, activation}, 2,
-                    work.data());
-  reference_forward.run(d.problem, {d.x.planes, d.w.data(), expected.planes, bias, activation}, 1, nullptr);
-  check_close(got, expected, tolerance_for(9 * s.c + 1), "forward", target, s);
-  CHECK(work.is_intact(), "forward on %s wrote behind its work", target.name);
+  Array reference(d.dz);  // filled with something to be overwritten
+  reference_forward.run(d.problem, {d.x.planes, d.w.data(), reference.planes, bias, activation}, 1, nullptr);
+  for (const Target& target : all_targets()) {
+    Array got(d.dz), expected(reference);
+    Work work(winograd::forward_bytes(*target.kernels, d.problem));
+    winograd::forward(*target.kernels, d.problem, {d.x.planes, d.w.data(), got.planes, bias, activation}, 2,
+                      work.data());
+    check_close(got, expected, tolerance_for(9 * s.c + 1), "forward", target, s);
+    CHECK(work.is_intact(), "forward on %s wrote behind its work", target.name);
+  }
 }
 
-void check_input_gradient(const Target& target, Data& d, const Shape& s, bool accumulate,
-                          const activation::Fused* activation) {
-  Array got(d.x), expected(d.x);
-  Work work(winograd::input_gradient_bytes(*target.kernels, d.problem));
+void check_input_gradient(Data& d, const Shape& s, bool accumulate, const activation::Fused* activation) {
   const float* bias = activation ? d.dx_bias.data() : nullptr;
-  winograd::input_gradient(*target.kernels, d.problem,
-                           {d.dz.planes, d.w.data(), got.planes, accumulate, bias, activation}, 2, work.data());
-  reference_input_gradient.run(d.problem, {d.dz.planes, d.w.data(), expected.planes, accumulate, bias, activation}, 1,
-                               nullptr);
-  check_close(got, expected, tolerance_for(9 * s.o + 1), "input gradient", target, s);
-  CHECK(work.is_intact(), "input gradient on %s wrote behind its work", target.name);
+  Array reference(d.x);
+  reference_input_gradient.run(d.problem, {d.dz.planes, d.w.data(), reference.planes, accumulate, bias, activation},
+                               1, nullptr);
+  for (const Target& target : all_targets()) {
+    Array got(d.x), expected(reference);
+    Work work(winograd::input_gradient_bytes(*target.kernels, d.problem));
+    winograd::input_gradient(*target.kernels, d.problem,
+                             {d.dz.planes, d.w.data(), got.planes, accumulate, bias, activation}, 2, work.data());
+    check_close(got, expected, tolerance_for(9 * s.o + 1), "input gradient", target, s);
+    CHECK(work.is_intact(), "input gradient on %s wrote behind its work", target.name);
+  }
 }
 
-void check_weight_gradient(const Target& target, Data& d, const Shape& s, bool accumulate) {
-  std::vector<float> got = d.w, expected = d.w;
-  got.push_back(kGap);
-  Work work(winograd::weight_gradient_bytes(*target.kernels, d.problem));
-  winograd::weight_gradient(*target.kernels, d.problem, {d.x.planes, d.dz.planes, got.data(), accumulate}, 2,
-                            work.data());
+void check_weight_gradient(Data& d, const Shape& s, bool accumulate) {
+  std::vector<float> expected = d.w;
   reference_weight_gradient.run(d.problem, {d.x.planes, d.dz.planes, expected.data(), accumulate}, 1, nullptr);
   const double tolerance = tolerance_for(d.dz.n * d.dz.h * d.dz.w + 1);
-  for (size_t i = 0; i < expected.size(); ++i)
-    CHECK(std::fabs(got[i] - expected[i]) <= tolerance,
-          "weight gradient on %s, N%zu C%zu O%zu %dx%d: value %zu is %g, expected %g", target.name, s.n, s.c, s.o,
-          static_cast<int>(s.h), static_cast<int>(s.w), i, static_cast<double>(got[i]),
-          static_cast<double>(expected[i]));
-  CHECK(got.back() == kGap && work.is_intact(), "weight gradient on %s wrote too far", target.name);
+  for (const Target& target : all_targets()) {
+    std::vector<float> got = d.w;
+    got.push_back(kGap);
+    Work work(winograd::weight_gradient_bytes(*target.kernels, d.problem));
+    winograd::weight_gradient(*target.kernels, d.problem, {d.x.planes, d.dz.planes, got.data(), accumulate}, 2,
+                              work.data());
+    for (size_t i = 0; i < expected.size(); ++i)
+      CHECK(std::fabs(got[i] - expected[i]) <= tolerance,
+            "weight gradient on %s, N%zu C%zu O%zu %dx%d: value %zu is %g, expected %g", target.name, s.n, s.c, s.o,
+            static_cast<int>(s.h), static_cast<int>(s.w), i, static_cast<double>(got[i]),
+            static_cast<double>(expected[i]));
+    CHECK(got.back() == kGap && work.is_intact(), "weight gradient on %s wrote too far", target.name);
+  }
 }
 
 activation::Fused relu() {
@@ -189,15 +202,13 @@ activation::Fused relu() {
 void check_all(const Shape& s) {
   Data d(s, 1 + s.n + 3 * s.c + 5 * s.o + 7 * static_cast<uint64_t>(s.h) + 11 * static_cast<uint64_t>(s.w));
   const activation::Fused fused = relu();
-  for (const Target& target : all_targets()) {
-    check_forward(target, d, s, nullptr);
-    check_forward(target, d, s, &fused);
-    check_input_gradient(target, d, s, false, nullptr);
-    check_input_gradient(target, d, s, true, nullptr);
-    check_input_gradient(target, d, s, false, &fused);
-    check_weight_gradient(target, d, s, false);
-    check_weight_gradient(target, d, s, true);
-  }
+  check_forward(d, s, nullptr);
+  check_forward(d, s, &fused);
+  check_input_gradient(d, s, false, nullptr);
+  check_input_gradient(d, s, true, nullptr);
+  check_input_gradient(d, s, false, &fused);
+  check_weight_gradient(d, s, false);
+  check_weight_gradient(d, s, true);
 }
 
 // ---- against the formulas ----
@@ -228,14 +239,23 @@ TEST(winograd_strided_and_unaligned) {
   check_all({2, 17, 20, 22, 37, 1, 1, 0, 0, 2, 3});
 }
 
-TEST(winograd_many_blocks) {
-  check_all({3, 40, 36, 30, 71});  // strips, several blocks in each
-  check_all({9, 64, 32, 14, 14});
+// The ways through the drive, with small shapes that take them.
+TEST(winograd_many_tiles) {
+  check_all({2, 20, 36, 30, 71});      // several blocks across and down
+  check_all({2, 16, 17, 150, 70});     // Σ V · Y in parts
+  check_all({3, 96, 100, 20, 21});     // weights beyond the second-level cache
 }
 
 TEST(winograd_many_channels) {
-  check_all({5, 136, 264, 10, 7});   // weights beyond the second-level cache, output channels split, Y shared
-  check_all({1, 300, 130, 4, 4});
+  check_all({1, 300, 130, 4, 4});      // few tiles: V shared, the weights of a panel made in two goes
+  check_all({1, 4000, 2, 20, 32});     // V and products too large for scratch, V shared in two blocks
+}
+
+TEST(winograd_weight_gradient_of_shared_blocks) {
+  const Shape shape = {2, 100, 104, 40, 46};
+  Data d(shape, 3);
+  check_weight_gradient(d, shape, false);
+  check_weight_gradient(d, shape, true);
 }
 
 // ---- accuracy ----
@@ -455,6 +475,9 @@ TEST(winograd_fits_only_what_it_can) {
   bad = good;
   bad.y.kernel = 5;
   CHECK(!winograd_forward.fits(bad), "5x3 fits");
+  const Problem few = problem_of({1, 3, 64, 28, 28});
+  CHECK(!winograd_forward.fits(few) && !winograd_input_gradient.fits(few) && !winograd_weight_gradient.fits(few),
+        "3 channels fit");
 }
 
 }  // namespace

@@ -54,7 +54,7 @@ size_t second_level_cache() {
 
 // ---- ways ----
 
-enum class Way { row, dots, plain, packed };
+enum class Way { row, dots, turned, plain, packed };
 
 bool is_float32(const Product& p) { return p.a.type == BNNSDataTypeFloat32 && p.b.type == BNNSDataTypeFloat32; }
 
@@ -81,13 +81,19 @@ Product simplified(const Product& given) {
 }
 
 Way way_of(const Product& p) {
-  constexpr size_t kDotSide = 32;           // beyond it, turning b once costs less than dot products
-  constexpr size_t kPlainBytes = 96 << 10;  // both operands, gaps included, at home in the caches
+  constexpr size_t kDotSide = 32;            // beyond it, turning b once costs less than dot products
+  constexpr size_t kPlainBytes = 96 << 10;   // both operands, gaps included, at home in the caches
+  constexpr size_t kFewColumns = 32;         // too few to pay for packing a
+  constexpr size_t kShortRow = 64;           // rows of b that lie close enough not to be packed either
+  constexpr size_t kTurnedFloats = 1 << 18;  // of b, in scratch
   if (p.k == 0) return Way::plain;
   if (!is_float32(p)) return Way::packed;
   if (p.a.column == 1 && p.b.row == 1 && (p.m <= kDotSide || p.n <= kDotSide) && p.k >= 16) return Way::dots;
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::row;
+  const bool wastes_lanes = p.n % 16 >= 1 && p.n % 16 <= 12 && p.n < 28;
+  if (wastes_lanes && p.a.column == 1 && p.m >= 16 && p.k >= 64 && p.n * p.k <= kTurnedFloats) return Way::turned;
+  if (p.n <= kFewColumns && p.b.row <= kShortRow) return Way::plain;
   const size_t a_span = (p.m - 1) * p.a.row + (p.k - 1) * p.a.column + 1, b_span = (p.k - 1) * p.b.row + p.n;
   return (a_span + b_span) * sizeof(float) <= kPlainBytes ? Way::plain : Way::packed;
 }
@@ -121,7 +127,7 @@ Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
     const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, kernels.tile_rows);
     cut.rows = even_part(p.m, std::min<size_t>(most, 1024));
     if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, kFewestRows));
-  } else if (p.m >= p.n) {
+  } else if (p.m >= p.n || way == Way::turned) {
     cut.rows = divide_up(p.m, wanted);
   }
   cut.down = divide_up(p.m, cut.rows);
@@ -171,6 +177,11 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
       break;
     case Way::dots:
       parallel(tickets, threads, [&](size_t ticket) { kernels.dots(p, cut.block(p, ticket)); });
+      break;
+    case Way::turned:
+      parallel(tickets, threads, [&](size_t ticket) {
+        kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
+      });
       break;
     case Way::row:
       parallel(tickets, threads, [&](size_t ticket) {

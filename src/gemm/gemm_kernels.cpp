@@ -4,7 +4,45 @@
 #include "simd/convert.h"
 #include "simd/tile.h"
 
-namespace obn::OBN_TARGET::gemm {
+namespace obn::OBN_TARGET {
+
+// ---- the register tile ----
+
+namespace {
+
+template <size_t kRows>
+void multiply_some(const Tile& t) {
+  const bool packed = t.a_row == 1 && t.a_step == kRows;
+  if (t.columns == kTileColumns) {
+    if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
+  }
+  if (t.columns > kLanes) {
+    if (packed) return multiply_rows<kRows, 2, true, false, false>(t, nullptr);
+    return multiply_rows<kRows, 2, false, false, false>(t, nullptr);
+  }
+  if (packed) return multiply_rows<kRows, 1, true, false, false>(t, nullptr);
+  multiply_rows<kRows, 1, false, false, false>(t, nullptr);
+}
+
+}  // namespace
+
+#if defined(__AVX512F__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,           multiply_some<1>,  multiply_some<2>,  multiply_some<3>,  multiply_some<4>,
+    multiply_some<5>,  multiply_some<6>,  multiply_some<7>,  multiply_some<8>,  multiply_some<9>,
+    multiply_some<10>, multiply_some<11>, multiply_some<12>, multiply_some<13>, multiply_some<14>};
+#elif defined(__AVX2__) || defined(__SSE2__)
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>,
+    multiply_some<4>, multiply_some<5>, multiply_some<6>};
+#else
+const MultiplyTile multiply_tile[kTileRows + 1] = {
+    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>, multiply_some<4>,
+    multiply_some<5>, multiply_some<6>, multiply_some<7>, multiply_some<8>};
+#endif
+
+namespace gemm {
 namespace {
 
 using obn::gemm::Block;
@@ -378,6 +416,35 @@ void dots(const Product& p, const Block& block) {
   activate(p, block.row, block.rows, block.column, block.columns);
 }
 
+// b (k, n) turned to (n, k), then dot products: for few columns, which would leave lanes of a tile idle.
+void turned(const Product& p, const Block& block, float* work) {
+  const float* from = floats(p.b, 0, block.column);
+  for (size_t q = 0; q < p.k; q += kLanes) {
+    const size_t steps = least(kLanes, p.k - q);
+    for (size_t j = 0; j < block.columns; j += kLanes) {
+      const size_t columns = least(kLanes, block.columns - j);
+      F v[kLanes];
+      for (size_t i = 0; i < kLanes; ++i)
+        v[i] = i < steps ? up_to<Float32>(from + (q + i) * p.b.row + j, columns) : F{};
+      transpose(v);
+      for (size_t i = 0; i < columns; ++i) {
+        float* to = work + (j + i) * p.k + q;
+        if (steps == kLanes) {
+          store(to, v[i]);
+        } else {
+          store_first(to, v[i], steps);
+        }
+      }
+    }
+  }
+  Product q = p;
+  q.b = {work, 1, p.k};
+  q.n = block.columns;
+  q.c = p.c + block.column;
+  q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  dots(q, {block.row, block.rows, 0, block.columns});
+}
+
 // ---- one row ----
 
 // sum (n) += a[0] · b(0) + … + a[kSteps - 1] · b(kSteps - 1), in this order; rows of b lie b_step apart.
@@ -399,7 +466,7 @@ void add_rows(const float* a, const float* b, size_t b_step, size_t n, float* su
 }
 
 void row(const Product& p, const Block& block, float* work) {
-  constexpr size_t kSteps = 4;
+  constexpr size_t kSteps = 8;
   const size_t end = block.column + block.columns;
   const float* a = floats(p.a, block.row, 0);
   for (size_t from = block.column; from < end; from += kRowStrip) {
@@ -428,6 +495,7 @@ void row(const Product& p, const Block& block, float* work) {
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, row};
+const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, turned, row};
 
-}  // namespace obn::OBN_TARGET::gemm
+}  // namespace gemm
+}  // namespace obn::OBN_TARGET

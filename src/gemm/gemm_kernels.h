@@ -44,6 +44,8 @@ struct Kernels {
   void (*plain)(const Product& product, const Block& block);
   // Dot products along k: float32, a.column == 1, b.row == 1.
   void (*dots)(const Product& product, const Block& block);
+  // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
+  void (*turned)(const Product& product, const Block& block, float* work);
   // One row of c, b read once, row by row: float32, b.column == 1. work: (kRowStrip)
   void (*row)(const Product& product, const Block& block, float* work);
 };

@@ -174,6 +174,10 @@ void check_all(const Setting& s, float tolerance = 0.0f) {
     if (p.a.type != BNNSDataTypeFloat32 || p.b.type != BNNSDataTypeFloat32) continue;
     if (p.b.column == 1) {
       check("plain", [&](const Product& q) { by_quarters(q, [&](const Block& block) { kernels.plain(q, block); }); });
+      if (p.a.column == 1)
+        check("turned", [&](const Product& q) {
+          by_quarters(q, [&](const Block& block) { kernels.turned(q, block, work); });
+        });
       if (p.m == 1)
         check("row", [&](const Product& q) {
           by_quarters(q, [&](const Block& block) { kernels.row(q, block, work); });
@@ -353,8 +357,8 @@ TEST(gemm_nan_and_infinity_stay_in_their_row_and_column) {
       run_with_work(targets.best(), s.with(c), 1);
       for (size_t i = 0; i < 45; ++i)
         for (size_t j = 0; j < 77; ++j)
-          CHECK(std::isfinite(c[1 + i * 77 + j]) == (i != 14 && i != 44 && j != 76 && j != 31), "(%zu, %zu) is %g", i, j,
-                c[1 + i * 77 + j]);
+          CHECK(std::isfinite(c[1 + i * 77 + j]) == (i != 14 && i != 44 && j != 76 && j != 31), "(%zu, %zu) is %g", i,
+                j, c[1 + i * 77 + j]);
     }
 }
 
@@ -370,7 +374,8 @@ TEST(gemm_same_bits_for_any_number_of_threads) {
     size_t m, n, k;
   };
   for (Size size : {Size{200, 180, 700}, Size{32, 10, 1568}, Size{64, 64, 64}, Size{100, 96, 70}, Size{1, 3000, 200},
-                    Size{3000, 1, 200}, Size{14, 900, 600}, Size{900, 14, 600}, Size{40, 40, 9000}, Size{1, 1, 9000}})
+                    Size{3000, 1, 200}, Size{14, 900, 600}, Size{900, 14, 600}, Size{40, 40, 9000}, Size{1, 1, 9000},
+                    Size{300, 10, 300}, Size{300, 20, 300}})
     for (Order a : {Order::rows, Order::columns})
       for (Order b : {Order::rows, Order::columns}) {
         Setting s(size.m, size.n, size.k, {.a = a, .b = b, .alpha = 0.3f, .accumulate = true}, random);

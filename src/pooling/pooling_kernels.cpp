@@ -1532,42 +1532,69 @@ bool has_out_of_range(const Plan& plan, const int32_t* index, size_t n) {
   return any(found);
 }
 
+// Rows of indices of windows that all have the same number of window rows inside the image.
+struct IndexRows {
+  const int32_t* index;
+  size_t next;         // indices from row to row
+  size_t rows;
+  uint32_t first_row;  // h·W of the first image row under the first row of windows
+  uint32_t advance;    // from one row of windows to the next
+  uint32_t down;       // from one image row under a window to the next
+  size_t under;        // image rows under each
+};
+
 // Where an index lies outside its own window, in the windows q, q+1, … of a row: inside, the distance from the first
 // column of some window row is below the number of columns; before that column it wraps to a large number.
-OBN_INLINE I is_stray(const Plan& plan, U index, uint32_t first_row, uint32_t row_step, size_t rows, size_t q) {
+// kUnder: the number of image rows when it is known at compile time, else 0.
+template <size_t kUnder>
+OBN_INLINE I is_stray(const Plan& plan, const IndexRows& of, U index, uint32_t first_row, size_t q) {
   const U count = reinterpret_cast<U>(load(plan.column_count + q));
   U distance = index - reinterpret_cast<U>(load(plan.first_column + q)) - first_row;
   U least = distance;
-  for (size_t k = 1; k < rows; ++k) {
-    distance -= row_step;
+  for (size_t k = 1; k < (kUnder ? kUnder : of.under); ++k) {
+    distance -= of.down;
     least = smaller(least, distance);
   }
   return least >= count;
 }
 
-OBN_INLINE bool has_stray(const Plan& plan, int64_t p, const int32_t* index) {
+template <size_t kUnder>
+bool has_stray(const Plan& plan, const IndexRows& of) {
   const size_t windows = static_cast<size_t>(plan.x.windows);
-  const int64_t first = plan.y.first(p);
-  const size_t rows = static_cast<size_t>(plan.y.end(p) - first);
-  const uint32_t first_row = static_cast<uint32_t>((plan.y.start(p) + plan.y.dilation * first) * plan.x.image);
-  const uint32_t row_step = static_cast<uint32_t>(plan.y.dilation * plan.x.image);
-  if (rows == 0) return true;
+  const int32_t* index = of.index;
+  uint32_t first_row = of.first_row;
   I found = I{};
-  size_t q = 0;
-  for (; q + kLanes <= windows; q += kLanes)
-    found |= is_stray(plan, reinterpret_cast<U>(load(index + q)), first_row, row_step, rows, q);
-  if (q < windows) {
-    const I all = is_stray(plan, reinterpret_cast<U>(load_first_indices(index + q, windows - q)), first_row, row_step,
-                           rows, q);
-    found |= all & (iota() < static_cast<int32_t>(windows - q));
+  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
+    size_t q = 0;
+    for (; q + kLanes <= windows; q += kLanes)
+      found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
+    if (q == windows) continue;
+    const U last = reinterpret_cast<U>(load_first_indices(index + q, windows - q));
+    found |= is_stray<kUnder>(plan, of, last, first_row, q) & (iota() < static_cast<int32_t>(windows - q));
   }
   return any(found);
+}
+
+// Indices from row p of the windows on, `rows` rows that are `next` apart.
+bool has_stray_rows(const Plan& plan, int64_t p, size_t rows, const int32_t* index, size_t next) {
+  const Axis& y = plan.y;
+  const int64_t first = y.first(p);
+  IndexRows of;
+  of.index = index;
+  of.next = next;
+  of.rows = rows;
+  of.first_row = static_cast<uint32_t>((y.start(p) + y.dilation * first) * plan.x.image);
+  of.advance = static_cast<uint32_t>(y.stride * plan.x.image);
+  of.down = static_cast<uint32_t>(y.dilation * plan.x.image);
+  of.under = static_cast<size_t>(y.end(p) - first);
+  if (of.under == 0) return true;
+  return of.under == 2 ? has_stray<2>(plan, of) : of.under == 3 ? has_stray<3>(plan, of) : has_stray<0>(plan, of);
 }
 
 // Indices inside their windows are in range, so the range is looked at only in rows with others.
 unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
-  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const size_t windows = static_cast<size_t>(plan.x.windows), end = piece.row + piece.rows;
   int32_t* line = reinterpret_cast<int32_t*>(work);  // (line_floats); what lies past a row stays 0, a harmless index
   fill(reinterpret_cast<float*>(line), plan.line_floats, 0.0f);
   // Not worth telling apart: columns between those of a dilated window, and windows outside the image.
@@ -1576,15 +1603,21 @@ unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) 
   unsigned found = 0;
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
-    for (size_t p = piece.row; p < piece.row + piece.rows; ++p) {
+    for (size_t p = piece.row, together = 1; p < end; p += together) {
+      const int64_t row = static_cast<int64_t>(p);
       const int32_t* index = reinterpret_cast<const int32_t*>(call.indices.at(n, c, p));
-      if (!in_place) {
+      if (in_place) {
+        together = rows_together(plan, row, end - p);
+      } else {
         load_indices(call.indices, n, c, p, windows, line);
         index = line;
       }
-      if (can_tell && !has_stray(plan, static_cast<int64_t>(p), index)) continue;
-      load_indices(call.indices, n, c, p, windows, line);
-      found |= kIndexStray | (has_out_of_range(plan, line, windows) ? kIndexOutOfRange : 0);
+      if (can_tell && !has_stray_rows(plan, row, together, index, call.indices.y_stride)) continue;
+      found |= kIndexStray;
+      for (size_t r = p; r < p + together; ++r) {
+        load_indices(call.indices, n, c, r, windows, line);
+        if (has_out_of_range(plan, line, windows)) found |= kIndexOutOfRange;
+      }
     }
   }
   return found;

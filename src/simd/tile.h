@@ -122,37 +122,9 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
   }
 }
 
-template <size_t kRows>
-[[gnu::noinline]] static void multiply_some(const Tile& t) {
-  const bool packed = t.a_row == 1 && t.a_step == kRows;
-  if (t.columns == kTileColumns) {
-    if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
-    return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
-  }
-  if (t.columns > kLanes) {
-    if (packed) return multiply_rows<kRows, 2, true, false, false>(t, nullptr);
-    return multiply_rows<kRows, 2, false, false, false>(t, nullptr);
-  }
-  if (packed) return multiply_rows<kRows, 1, true, false, false>(t, nullptr);
-  multiply_rows<kRows, 1, false, false, false>(t, nullptr);
-}
-
+// multiply_tile[rows](tile). The functions live in gemm_kernels.cpp, once for all who use them.
 using MultiplyTile = void (*)(const Tile&);
-
-#if defined(__AVX512F__)
-static constexpr MultiplyTile multiply_tile[kTileRows + 1] = {
-    nullptr,           multiply_some<1>,  multiply_some<2>,  multiply_some<3>,  multiply_some<4>,
-    multiply_some<5>,  multiply_some<6>,  multiply_some<7>,  multiply_some<8>,  multiply_some<9>,
-    multiply_some<10>, multiply_some<11>, multiply_some<12>, multiply_some<13>, multiply_some<14>};
-#elif defined(__AVX2__) || defined(__SSE2__)
-static constexpr MultiplyTile multiply_tile[kTileRows + 1] = {
-    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>,
-    multiply_some<4>, multiply_some<5>, multiply_some<6>};
-#else
-static constexpr MultiplyTile multiply_tile[kTileRows + 1] = {
-    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>, multiply_some<4>,
-    multiply_some<5>, multiply_some<6>, multiply_some<7>, multiply_some<8>};
-#endif
+extern const MultiplyTile multiply_tile[kTileRows + 1];
 
 // How many row panels `rows` rows are cut into, so that they come out even (30 rows: 3 x 10, not 14 + 14 + 2). Panel p
 // has rows / panels rows, the first rows % panels of them one more.
