@@ -548,4 +548,490 @@ TEST(fully_connected_sparse_refuses_what_cannot_be) {
   }
 }
 
+// ---- types ----
+
+TEST(fully_connected_integers_agree_with_float64) {
+  constexpr BNNSDataType kTypes[] = {BNNSDataTypeInt8, BNNSDataTypeUInt8, BNNSDataTypeInt16, BNNSDataTypeUInt16,
+                                     BNNSDataTypeFloat32};
+  Random random{11};
+  for (BNNSDataType x_type : kTypes) {
+    for (BNNSDataType w_type : kTypes) {
+      Setup s;
+      s.n = random.between(1, 9);
+      s.i = random.between(1, 70);
+      s.o = random.between(1, 30);
+      s.x_type = x_type;
+      s.w_type = w_type;
+      s.y_type = random.coin() ? BNNSDataTypeFloat32 : BNNSDataTypeFloat16;
+      s.layout = kLayouts[random.below(4)];
+      s.w_step = random.between(1, 2);
+      s.gap = random.below(3);
+      s.client = random.coin();
+      check_everywhere(s, 50 + random.below(1000));
+      if (is_float(x_type) && is_float(w_type)) continue;
+      Layer layer(s, random);
+      const Grid before = layer.dx;
+      CHECK(layer.apply_backward() == -1 && layer.dx.bytes == before.bytes, "integers have no gradient");
+    }
+  }
+}
+
+TEST(fully_connected_indexed_weights_are_looked_up) {
+  const float table[16] = {-8, -4, -2, -1, -0.5f, -0.25f, 0, 0.25f, 0.5f, 1, 2, 3, 4, 5, 6, 8};
+  const uint8_t packed[] = {0x21, 0x43, 0x65, 0x87};  // (2, 4): 1 2 3 4 / 5 6 7 8, the first in the low bits
+  const float x[] = {1, 2, 3, 4};
+  for (uint32_t flags : {0u, static_cast<uint32_t>(BNNSFlagsUseClientPtr)}) {
+    BNNSLayerParametersFullyConnected p = {};
+    p.i_desc = describe(BNNSDataLayoutVector, 4, 0, BNNSDataTypeFloat32, nullptr);
+    p.o_desc = describe(BNNSDataLayoutVector, 2, 0, BNNSDataTypeFloat32, nullptr);
+    p.w_desc = describe(BNNSDataLayoutRowMajorMatrix, 4, 2, BNNSDataTypeIndexed4, packed);
+    p.w_desc.table_data = const_cast<float*>(table);
+    p.w_desc.table_data_type = BNNSDataTypeFloat32;
+    BNNSFilterParameters options = {};
+    options.flags = flags;
+    BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&p, &options);
+    float y[2] = {};
+    CHECK(filter && BNNSFilterApply(filter, x, y) == 0, "%s", obn_last_error());
+    CHECK(y[0] == -4 - 4 - 3 - 2 && y[1] == -0.25f + 0.75f + 2.0f, "%g %g", y[0], y[1]);
+    BNNSFilterDestroy(filter);
+  }
+}
+
+TEST(fully_connected_legacy_creator) {
+  const int8_t w[] = {1, 2, 3, 4, 5, 6};
+  const float b[] = {0.5f, -1};
+  const float x[] = {1, 1, 1};
+  float y[2] = {};
+  const BNNSVectorDescriptor in = {3, BNNSDataTypeFloat32, 0, 0}, out = {2, BNNSDataTypeFloat32, 0, 0};
+  BNNSFullyConnectedLayerParameters p = {};
+  p.in_size = 3;
+  p.out_size = 2;
+  p.weights = {w, BNNSDataTypeInt8, 1.0f, 0.0f, nullptr};
+  BNNSFilter filter = BNNSFilterCreateFullyConnectedLayer(&in, &out, &p, nullptr);
+  CHECK(filter && BNNSFilterApply(filter, x, y) == 0 && y[0] == 6 && y[1] == 15, "%g %g", y[0], y[1]);
+  BNNSFilterDestroy(filter);
+
+  float table[256] = {};
+  for (size_t i = 0; i < 256; ++i) table[i] = static_cast<float>(i) * 10.0f;
+  p.weights = {w, BNNSDataTypeIndexed8, 0.0f, 0.0f, table};
+  p.bias = {b, BNNSDataTypeFloat32, 0.0f, 0.0f, nullptr};
+  p.activation.function = BNNSActivationFunctionClamp;
+  p.activation.alpha = 0;
+  p.activation.beta = 100;
+  filter = BNNSFilterCreateFullyConnectedLayer(&in, &out, &p, nullptr);
+  CHECK(filter && BNNSFilterApply(filter, x, y) == 0 && y[0] == 60.5f && y[1] == 100, "%g %g", y[0], y[1]);
+  BNNSFilterDestroy(filter);
+
+  p.in_size = 4;
+  CHECK(!BNNSFilterCreateFullyConnectedLayer(&in, &out, &p, nullptr), "sizes that disagree");
+  p.in_size = 3;
+  p.weights.data = nullptr;
+  CHECK(!BNNSFilterCreateFullyConnectedLayer(&in, &out, &p, nullptr), "no weights");
+  CHECK(!BNNSFilterCreateFullyConnectedLayer(nullptr, &out, &p, nullptr) &&
+            !BNNSFilterCreateFullyConnectedLayer(&in, nullptr, &p, nullptr) &&
+            !BNNSFilterCreateFullyConnectedLayer(&in, &out, nullptr, nullptr),
+        "NULL");
+}
+
+// ---- activation ----
+
+namespace {
+
+bool is_softmax(BNNSActivationFunction function) {
+  return function == BNNSActivationFunctionSoftmax || function == BNNSActivationFunctionLogSoftmax;
+}
+
+// z (one sample) becomes act(z).
+void activate(const Setup& s, std::vector<double>* z) {
+  if (!is_softmax(s.function)) {
+    for (double& value : *z) value = activation::ref::forward(s.function, value, 0.25, 1.0);
+    return;
+  }
+  const double most = *std::max_element(z->begin(), z->end());
+  double sum = 0.0;
+  for (double value : *z) sum += std::exp(value - most);
+  for (double& value : *z)
+    value = s.function == BNNSActivationFunctionSoftmax ? std::exp(value - most) / sum : value - most - std::log(sum);
+}
+
+// dz of one sample from y and dy.
+std::vector<double> slope(const Setup& s, const Grid& y, const Grid& dy, size_t n) {
+  std::vector<double> dz(s.o);
+  double sum = 0.0;
+  for (size_t o = 0; o < s.o; ++o)
+    sum += dy.get(n, o) * (s.function == BNNSActivationFunctionSoftmax ? y.get(n, o) : 1.0);
+  for (size_t o = 0; o < s.o; ++o) {
+    const double d = dy.get(n, o), v = y.get(n, o);
+    dz[o] = s.function == BNNSActivationFunctionSoftmax      ? v * (d - sum)
+            : s.function == BNNSActivationFunctionLogSoftmax ? d - std::exp(v) * sum
+                                                             : d * activation::ref::slope_from_y(s.function, v, 0.25, 1.0);
+  }
+  return dz;
+}
+
+void check_activation(const Setup& s, const Kernels* kernels, size_t few_samples) {
+  Random random{90 + static_cast<uint64_t>(s.function)};
+  Layer layer(s, random);
+  const char* name = activation::name_of(s.function);
+  layer.use(kernels, few_samples);
+  CHECK(layer.apply() == 0, "%s: %s", name, obn_last_error());
+  const double tolerance = s.y_type == BNNSDataTypeFloat32 ? 2e-5 : 0.02;
+  double worst = 0.0;
+  for (size_t n = 0; n < s.n; ++n) {
+    std::vector<double> z(s.o);
+    for (size_t o = 0; o < s.o; ++o) {
+      z[o] = s.has_bias ? layer.b.get(0, o) : 0.0;
+      for (size_t i = 0; i < s.i; ++i) z[o] += layer.weight(o, i) * layer.x.get(n, i);
+    }
+    activate(s, &z);
+    // A hard edge between z and its rounded self is no error: such steps are left to activation_test.cpp.
+    if (s.function == BNNSActivationFunctionHardShrink || s.function == BNNSActivationFunctionThreshold) continue;
+    for (size_t o = 0; o < s.o; ++o)
+      worst = std::max(worst, std::fabs(layer.y.get(n, o) - z[o]) / (1.0 + std::fabs(z[o])));
+  }
+  CHECK(worst <= tolerance, "%s forward: %g", name, worst);
+
+  const Grid dx = layer.dx, dw = layer.dw, db = layer.db;
+  if (layer.apply_backward() != 0) {  // from the output alone there is no gradient, at least not of these
+    CHECK(layer.dx.bytes == dx.bytes && layer.dw.bytes == dw.bytes && layer.db.bytes == db.bytes, "%s: touched", name);
+    const BNNSActivationFunction trainable[] = {BNNSActivationFunctionRectifiedLinear, BNNSActivationFunctionSigmoid,
+                                                BNNSActivationFunctionTanh, BNNSActivationFunctionSoftmax,
+                                                BNNSActivationFunctionLogSoftmax, BNNSActivationFunctionELU,
+                                                BNNSActivationFunctionLeakyRectifiedLinear};
+    for (BNNSActivationFunction function : trainable) CHECK(s.function != function, "%s: %s", name, obn_last_error());
+    return;
+  }
+  std::vector<double> x_sums(s.n * s.i), w_sums(s.o * s.i), b_sums(s.o);
+  for (size_t n = 0; n < s.n; ++n) {
+    const std::vector<double> dz = slope(s, layer.y, layer.dy, n);
+    for (size_t o = 0; o < s.o; ++o) {
+      b_sums[o] += dz[o];
+      for (size_t i = 0; i < s.i; ++i) {
+        x_sums[n * s.i + i] += dz[o] * layer.weight(o, i);
+        w_sums[o * s.i + i] += dz[o] * layer.x.get(n, i);
+      }
+    }
+  }
+  worst = 0.0;
+  const auto compare = [&](double got, double expected) {
+    worst = std::max(worst, std::fabs(got - expected) / (1.0 + std::fabs(expected)));
+  };
+  for (size_t n = 0; n < s.n; ++n)
+    for (size_t i = 0; i < s.i; ++i) compare(layer.dx.get(n, i), x_sums[n * s.i + i]);
+  for (size_t o = 0; o < s.o; ++o) {
+    compare(layer.db.get(0, o), b_sums[o]);
+    for (size_t i = 0; i < s.i; ++i)
+      compare(is_by_output(s.layout) ? layer.dw.get(o, i) : layer.dw.get(i, o), w_sums[o * s.i + i]);
+  }
+  CHECK(worst <= 10 * tolerance, "%s backward: %g", name, worst);
+}
+
+}  // namespace
+
+TEST(fully_connected_activations_follow_and_are_differentiated) {
+  for (uint32_t function = 0; function < activation::kFunctions; ++function) {
+    activation::Fused unused;
+    BNNSActivation activation = {};
+    activation.function = static_cast<BNNSActivationFunction>(function);
+    if (activation::Fused::read(activation, "activation", &unused) != 0) continue;
+    Setup s;
+    s.function = activation.function;
+    s.n = 3;
+    s.i = 7;
+    s.o = 19;
+    check_activation(s, &targets.best(), 8);
+    check_activation(s, &targets.best(), 0);
+    s.layout = BNNSDataLayoutColumnMajorMatrix;
+    s.y_step = 2;
+    check_activation(s, &targets.best(), 8);
+    s.x_type = s.w_type = s.y_type = BNNSDataTypeBFloat16;
+    if (s.function == BNNSActivationFunctionSoftmax || s.function == BNNSActivationFunctionTanh)
+      check_activation(s, &targets.best(), 8);
+  }
+  Setup s;  // one row of outputs in several pieces
+  s.function = BNNSActivationFunctionSoftmax;
+  s.n = 2;
+  s.i = 1000;
+  s.o = 300;
+  check_activation(s, &targets.best(), 8);
+}
+
+// ---- promises ----
+
+TEST(fully_connected_any_number_of_threads_gives_the_same_bits) {
+  struct {
+    size_t n, i, o;
+  } const shapes[] = {{1, 1030, 770}, {7, 600, 500}, {40, 300, 200}, {64, 900, 10}};
+  for (const auto& shape : shapes) {
+    for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
+      std::vector<std::byte> first;
+      for (size_t threads : {1, 2, 7}) {
+        Setup s;
+        s.n = shape.n;
+        s.i = shape.i;
+        s.o = shape.o;
+        s.layout = layout;
+        s.function = BNNSActivationFunctionTanh;
+        s.threads = threads;
+        obn_set_num_threads(threads);
+        Random random{3};
+        Layer layer(s, random);
+        CHECK(layer.apply() == 0 && layer.apply_backward() == 0, "%s", obn_last_error());
+        std::vector<std::byte> all;
+        for (const Grid* grid : {&layer.y, &layer.dx, &layer.dw, &layer.db})
+          all.insert(all.end(), grid->bytes.begin(), grid->bytes.end());
+        if (threads == 1) first = all;
+        CHECK(all == first, "%zu threads, (%zu, %zu, %zu)", threads, s.n, s.i, s.o);
+      }
+    }
+  }
+  obn_set_num_threads(0);
+}
+
+TEST(fully_connected_large_gradients_equal_small_ones) {
+  // Beyond 16 MiB the gradient goes past the caches; rows that do not begin on a cache line too.
+  Setup s;
+  s.n = 2;
+  s.i = 2303;
+  s.o = 1900;
+  s.shift = 3;
+  Random random{4};
+  Layer layer(s, random);
+  CHECK(layer.apply_backward(false, true, false) == 0, "%s", obn_last_error());
+  size_t wrong = 0;
+  for (size_t o = 0; o < s.o; ++o) {
+    for (size_t i = 0; i < s.i; ++i) {
+      const double exact = layer.dy.get(0, o) * layer.x.get(0, i) + layer.dy.get(1, o) * layer.x.get(1, i);
+      wrong += std::fabs(layer.dw.get(o, i) - exact) > 3e-7;
+    }
+  }
+  CHECK(wrong == 0, "%zu values", wrong);
+}
+
+TEST(fully_connected_weights_are_copied_unless_the_client_keeps_them) {
+  for (bool client : {false, true}) {
+    Setup s;
+    s.i = 3;
+    s.o = 2;
+    s.client = client;
+    Random random{8};
+    Layer layer(s, random);
+    CHECK(layer.apply() == 0, "%s", obn_last_error());
+    const double before = layer.y.get(0, 1);
+    layer.w.set(1, 0, layer.w.get(1, 0) + 1.0);
+    layer.b.set(0, 1, layer.b.get(0, 1) + 2.0);
+    CHECK(layer.apply() == 0, "%s", obn_last_error());
+    const double change = layer.y.get(0, 1) - before, expected = client ? layer.x.get(0, 0) + 2.0 : 0.0;
+    CHECK(std::fabs(change - expected) < 1e-6, "client %d: %g, not %g", client, change, expected);
+  }
+}
+
+namespace {
+
+size_t blocks_got = 0, blocks_released = 0;
+int count_alloc(void** block, size_t alignment, size_t bytes) {
+  ++blocks_got;
+  return posix_memalign(block, alignment, bytes);
+}
+void count_free(void* block) {
+  ++blocks_released;
+  std::free(block);
+}
+
+}  // namespace
+
+TEST(fully_connected_memory_comes_from_the_caller_and_goes_back) {
+  Setup s;
+  s.n = 4;
+  s.i = 30;
+  s.o = 20;
+  Random random{9};
+  Layer layer(s, random);
+  BNNSFilterParameters options = {};
+  options.alloc_memory = count_alloc;
+  options.free_memory = count_free;
+  BNNSLayerParametersFullyConnected p = layer.parameters();
+  blocks_got = blocks_released = 0;
+  BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&p, &options);
+  CHECK(filter && blocks_got == 3 && blocks_released == 0, "%zu blocks", blocks_got);
+  std::swap(filter, layer.filter);
+  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && blocks_got == 3, "a call took memory");
+  std::swap(filter, layer.filter);
+  BNNSFilterDestroy(filter);
+  CHECK(blocks_released == 3, "%zu released", blocks_released);
+  p.bias.size[0] = 19;
+  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released, "failed creation keeps memory");
+}
+
+TEST(fully_connected_refuses_what_cannot_be) {
+  Setup s;
+  s.n = 2;
+  s.i = 6;
+  s.o = 4;
+  Random random{10};
+  Layer layer(s, random);
+  const auto refused = [&](auto change, const char* word) {
+    BNNSLayerParametersFullyConnected p = layer.parameters();
+    change(&p);
+    obn_clear_error();
+    BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&p, nullptr);
+    CHECK(!filter && std::strstr(obn_last_error(), word), "%s: got %s", word, obn_last_error());
+    BNNSFilterDestroy(filter);
+  };
+  using P = BNNSLayerParametersFullyConnected*;
+  refused([](P p) { p->i_desc.size[0] = 5; }, "weights");
+  refused([](P p) { p->o_desc.size[0] = 3; }, "weights");
+  refused([](P p) { p->i_desc.size[0] = 0; }, "input");
+  refused([](P p) { p->i_desc.layout = BNNSDataLayoutImageCHW; }, "input");
+  refused([](P p) { p->o_desc.layout = BNNSDataLayoutRowMajorMatrix; }, "output");
+  refused([](P p) { p->w_desc.layout = BNNSDataLayoutVector; }, "weights");
+  refused([](P p) { p->w_desc.layout = BNNSDataLayoutFullyConnectedSparse; }, "weights");
+  refused([](P p) { p->w_desc.data = nullptr; }, "weights");
+  refused([](P p) { p->w_desc.data_type = BNNSDataTypeInt32; }, "weights");
+  refused([](P p) { p->w_desc.data_type = BNNSDataTypeIndexed8; }, "weights");
+  refused([](P p) { p->i_desc.data_type = BNNSDataTypeInt64; }, "input");
+  refused([](P p) { p->o_desc.data_type = BNNSDataTypeInt8; }, "output");
+  refused([](P p) { p->bias.size[0] = 5; }, "bias");
+  refused([](P p) { p->activation.function = static_cast<BNNSActivationFunction>(99); }, "activation");
+  refused([](P p) { p->activation.function = BNNSActivationFunctionGumbel; }, "activation");
+  refused([](P p) { p->w_desc.size[0] = p->i_desc.size[0] = SIZE_MAX / 2; }, "input");
+  CHECK(!BNNSFilterCreateLayerFullyConnected(nullptr, nullptr), "NULL");
+}
+
+TEST(fully_connected_failing_calls_leave_outputs_alone) {
+  Setup s;
+  s.n = 2;
+  s.i = 6;
+  s.o = 4;
+  s.client = true;
+  s.function = BNNSActivationFunctionSigmoid;
+  Random random{12};
+  Layer layer(s, random);
+  BNNSNDArrayDescriptor dx = layer.dx.vector(), dy = layer.dy.vector(),
+                        dw = layer.dw.matrix(s.layout), db = layer.db.vector();
+  const std::vector<std::byte> y_was = layer.y.bytes, dx_was = layer.dx.bytes, dw_was = layer.dw.bytes,
+                               db_was = layer.db.bytes, w_was = layer.w.bytes, x_was = layer.x.bytes;
+  const auto untouched = [&](int status, const char* what) {
+    CHECK(status == -1, "%s: succeeded", what);
+    CHECK(layer.y.bytes == y_was && layer.dx.bytes == dx_was && layer.dw.bytes == dw_was && layer.db.bytes == db_was &&
+              layer.w.bytes == w_was && layer.x.bytes == x_was,
+          "%s: wrote", what);
+  };
+  void *x = layer.x.data(), *y = layer.y.data();
+  const auto backward = [&](const void* in, const void* out) {
+    return BNNSFilterApplyBackwardBatch(layer.filter, 2, in, 0, &dx, 0, out, 0, &dy, 0, &dw, &db);
+  };
+  untouched(BNNSFilterApplyBatch(layer.filter, 2, nullptr, 0, y, 0), "no input");
+  untouched(BNNSFilterApplyBatch(layer.filter, 2, x, 0, nullptr, 0), "no output");
+  untouched(BNNSFilterApplyBatch(layer.filter, 2, x, 0, x, 0), "output over input");
+  untouched(BNNSFilterApplyBatch(layer.filter, 1, x, 0, layer.w.data(), 0), "output over weights");
+  untouched(BNNSFilterApplyBatch(layer.filter, 2, x, 0, y, 3), "samples that overlap");
+  untouched(BNNSFilterApplyBatch(layer.filter, SIZE_MAX / 2, x, 0, y, 0), "a batch that overflows");
+  untouched(BNNSFilterApplyBatch(layer.filter, 2, static_cast<char*>(x) + 1, 0, y, 0), "unaligned input");
+  untouched(backward(nullptr, y), "no input for the gradient of the weights");
+  untouched(backward(x, nullptr), "no output for the activation");
+  untouched(BNNSFilterApplyBackwardBatch(layer.filter, 2, x, 0, &dx, 0, y, 0, nullptr, 0, &dw, &db), "no grad_output");
+  const auto broken = [&](BNNSNDArrayDescriptor* d, auto change, const char* what) {
+    const BNNSNDArrayDescriptor good = *d;
+    change();
+    untouched(backward(x, y), what);
+    *d = good;
+  };
+  broken(&dy, [&] { dy.size[0] = 3; }, "grad_output of another size");
+  broken(&dx, [&] { dx.data = nullptr; }, "input_gradient without data");
+  broken(&dx, [&] { dx.data = x; }, "input_gradient over input");
+  broken(&dx, [&] { dx.data = layer.w.data(); }, "input_gradient over weights");
+  broken(&dx, [&] { dx.data_type = BNNSDataTypeFloat16; }, "input_gradient of another type");
+  broken(&dw, [&] { dw.layout = BNNSDataLayoutColumnMajorMatrix; }, "weights_gradient in another layout");
+  broken(&dw, [&] { dw.data = layer.w.data(); }, "weights_gradient over weights");
+  broken(&dw, [&] { dw.stride[1] = 3; }, "weights_gradient that overlaps itself");
+  broken(&db, [&] { db.size[0] = 5; }, "bias_gradient of another size");
+  broken(&db, [&] { db.data = layer.dw.data(); }, "bias_gradient over weights_gradient");
+  broken(&db, [&] { db.data_type = BNNSDataTypeInt8; }, "bias_gradient of integers");
+  CHECK(backward(x, y) == 0, "%s", obn_last_error());
+  CHECK(BNNSFilterApplyBatch(layer.filter, 0, nullptr, 0, nullptr, 0) == 0, "an empty batch");
+
+  // Of GELUApproximationSigmoid a negative output has two origins.
+  s.function = BNNSActivationFunctionGELUApproximationSigmoid;
+  Layer ambiguous(s, random);
+  for (size_t o = 0; o < s.o; ++o)
+    for (size_t n = 0; n < s.n; ++n) ambiguous.y.set(n, o, 0.5);
+  CHECK(ambiguous.apply_backward() == 0, "%s", obn_last_error());
+  ambiguous.y.set(1, 3, -0.1);
+  const Grid before = ambiguous.dx;
+  CHECK(ambiguous.apply_backward() == -1 && ambiguous.dx.bytes == before.bytes, "ambiguous output");
+}
+
+TEST(fully_connected_gradients_are_had_one_by_one) {
+  for (size_t n : {2, 20}) {
+    Setup s;
+    s.n = n;
+    s.i = 33;
+    s.o = 21;
+    Random first{13}, second{13};
+    Layer all(s, first), parts(s, second);
+    CHECK(all.apply_backward() == 0 && parts.apply_backward(true, false, false) == 0 &&
+              parts.apply_backward(false, true, false) == 0 && parts.apply_backward(false, false, true) == 0 &&
+              parts.apply_backward(false, false, false) == 0,
+          "%s", obn_last_error());
+    CHECK(all.dx.bytes == parts.dx.bytes && all.dw.bytes == parts.dw.bytes && all.db.bytes == parts.db.bytes, "N %zu", n);
+  }
+}
+
+TEST(fully_connected_random_parameter_blocks_never_crash) {
+  constexpr BNNSDataLayout kAll[] = {BNNSDataLayoutVector, BNNSDataLayout1DFirstMajor, BNNSDataLayoutRowMajorMatrix,
+                                     BNNSDataLayoutColumnMajorMatrix, BNNSDataLayout2DFirstMajor,
+                                     BNNSDataLayout2DLastMajor, BNNSDataLayoutFullyConnectedSparse,
+                                     BNNSDataLayoutImageCHW, static_cast<BNNSDataLayout>(0x12345)};
+  constexpr BNNSDataType kAllTypes[] = {BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16,
+                                        BNNSDataTypeInt8, BNNSDataTypeUInt16, BNNSDataTypeInt64, BNNSDataTypeIndexed4,
+                                        BNNSDataTypeUInt1, BNNSDataTypeBoolean, static_cast<BNNSDataType>(0x10000)};
+  std::vector<float> memory(1 << 14, 0.5f), x(1 << 12, 0.25f), y(1 << 12), dx(1 << 12), dw(1 << 12), db(1 << 12);
+  Random random{14};
+  size_t made = 0, refused = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const size_t inputs = random.between(1, 4), outputs = random.between(1, 4);
+    BNNSLayerParametersFullyConnected p = {};
+    const BNNSDataLayout layout = kLayouts[random.below(4)];
+    const bool slow_first = layout == BNNSDataLayoutColumnMajorMatrix || layout == BNNSDataLayout2DFirstMajor ||
+                            layout == BNNSDataLayout2DLastMajor;
+    p.i_desc = describe(BNNSDataLayoutVector, inputs, 0, BNNSDataTypeFloat32, nullptr);
+    p.o_desc = describe(BNNSDataLayoutVector, outputs, 0, BNNSDataTypeFloat32, nullptr);
+    p.w_desc = describe(layout, slow_first ? outputs : inputs, slow_first ? inputs : outputs, BNNSDataTypeFloat32, memory.data());
+    p.bias = describe(BNNSDataLayoutVector, outputs, 0, BNNSDataTypeFloat32, memory.data());
+    BNNSNDArrayDescriptor* descriptors[] = {&p.i_desc, &p.o_desc, &p.w_desc, &p.bias};
+    const size_t changes = random.below(3);
+    for (size_t k = 0; k < changes; ++k) {
+      BNNSNDArrayDescriptor& d = *descriptors[random.below(4)];
+      constexpr size_t kHuge[] = {0, SIZE_MAX, SIZE_MAX / 2 + 1, size_t{1} << 40};
+      switch (random.below(6)) {
+        case 0: d.layout = kAll[random.below(9)]; break;
+        case 1: d.data_type = kAllTypes[random.below(10)]; break;
+        case 2: d.size[random.below(2)] = random.below(6); break;
+        case 3: d.stride[random.below(2)] = random.below(7); break;
+        case 4: (&d == &p.w_desc ? d.stride[7] : d.size[0]) = kHuge[random.below(4)]; break;
+        default: d.data = random.coin() ? nullptr : reinterpret_cast<char*>(memory.data()) + random.below(4);
+      }
+    }
+    p.activation.function = static_cast<BNNSActivationFunction>(random.below(38));
+    BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&p, nullptr);
+    if (!filter) {
+      ++refused;
+      continue;
+    }
+    ++made;
+    const size_t n = random.between(1, 3);
+    BNNSFilterApplyBatch(filter, n, x.data(), random.below(30), y.data(), random.below(30));
+    BNNSNDArrayDescriptor dx_d = p.i_desc, dy_d = p.o_desc, dw_d = p.w_desc, db_d = p.bias;
+    dx_d.data = dx.data();
+    dy_d.data = x.data();
+    dw_d.data = dw.data();
+    db_d.data = db.data();
+    BNNSFilterApplyBackwardBatch(filter, n, x.data(), random.below(30), &dx_d, random.below(30), y.data(),
+                                 random.below(30), &dy_d, random.below(30), &dw_d, &db_d);
+    BNNSFilterDestroy(filter);
+  }
+  CHECK(made > 500 && refused > 1000, "%zu made, %zu refused", made, refused);
+}
+
 }  // namespace obn::fully_connected
