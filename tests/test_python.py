@@ -28,6 +28,10 @@ from openbnns import (
     PoolingLayer,
 )
 
+DOCUMENTED = (
+    "", ".activation", ".convolution", ".fully_connected", ".pooling", "._activations", "._config",
+    "._paths", "._spec",
+)  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
 
@@ -1146,7 +1150,7 @@ def test_examples_in_docstrings():
     import doctest
     import importlib
 
-    for name in ("", ".activation", ".pooling", "._activations", "._config", "._paths", "._spec"):
+    for name in DOCUMENTED:
         result = doctest.testmod(importlib.import_module(f"openbnns{name}"))
         assert result.attempted > 0
         assert result.failed == 0
