@@ -40,6 +40,7 @@ constexpr size_t kFewestRows = 64;              // of a ticket that packs b for 
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of packed a that threads share
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
 
 size_t second_level_cache() {
   static const size_t bytes = [] {
@@ -80,22 +81,38 @@ Product simplified(const Product& given) {
   return turned;
 }
 
-Way way_of(const Product& p) {
-  constexpr size_t kDotSide = 32;            // beyond it, turning b once costs less than dot products
-  constexpr size_t kPlainBytes = 96 << 10;   // both operands, gaps included, at home in the caches
-  constexpr size_t kFewColumns = 32;         // too few to pay for packing a
-  constexpr size_t kShortRow = 64;           // rows of b that lie close enough not to be packed either
-  constexpr size_t kTurnedFloats = 1 << 18;  // of b, in scratch
+// Packing b costs nothing where its rows are runs; plain then only spares packing a, and needs both operands at home in
+// the caches, or few enough columns that a is read only once.
+bool can_be_plain(const Product& p) {
+  constexpr size_t kMostBytes = 96 << 10;  // gaps included
+  constexpr size_t kFewColumns = 32, kShortRow = 64;
+  if (p.b.column != 1) return false;
+  if (p.n <= kFewColumns && p.b.row <= kShortRow) return true;
+  const size_t a_span = (p.m - 1) * p.a.row + (p.k - 1) * p.a.column + 1, b_span = (p.k - 1) * p.b.row + p.n;
+  return (a_span + b_span) * sizeof(float) <= kMostBytes;
+}
+
+// The cheapest way, counted in vector multiply-adds. The other constants are measured: what it costs to pack or turn a
+// value, and to bring a dot product from lanes to one number.
+Way way_of(const Product& p, const Kernels& kernels) {
+  constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
+  constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
   if (p.k == 0) return Way::plain;
   if (!is_float32(p)) return Way::packed;
-  if (p.a.column == 1 && p.b.row == 1 && (p.m <= kDotSide || p.n <= kDotSide) && p.k >= 16) return Way::dots;
+  const size_t lanes = kernels.tile_columns / 2;
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
+  const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
+  if (p.a.column == 1 && p.b.row == 1) {
+    const double packing = kPack * k * (p.n <= kernels.tile_columns ? n : m + n);  // a single strip leaves a in place
+    return sums < tiles + packing ? Way::dots : Way::packed;
+  }
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::row;
-  const bool wastes_lanes = p.n % 16 >= 1 && p.n % 16 <= 12 && p.n < 28;
-  if (wastes_lanes && p.a.column == 1 && p.m >= 16 && p.k >= 64 && p.n * p.k <= kTurnedFloats) return Way::turned;
-  if (p.n <= kFewColumns && p.b.row <= kShortRow) return Way::plain;
-  const size_t a_span = (p.m - 1) * p.a.row + (p.k - 1) * p.a.column + 1, b_span = (p.k - 1) * p.b.row + p.n;
-  return (a_span + b_span) * sizeof(float) <= kPlainBytes ? Way::plain : Way::packed;
+  const Way way = can_be_plain(p) ? Way::plain : Way::packed;
+  const double cost = tiles + (way == Way::packed ? kPack * m * k : 0.0);
+  const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
+  return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
 }
 
 // ---- cuts ----
@@ -109,8 +126,6 @@ struct Cut {
     return {i, std::min(rows, p.m - i), j, std::min(columns, p.n - j)};
   }
 };
-
-size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
 
 size_t tickets_wanted(const Product& p, size_t threads) {
   const size_t work = p.m * p.n * p.k;
@@ -162,7 +177,7 @@ void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t
 }
 
 void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte* work) {
-  const Way way = way_of(p);
+  const Way way = way_of(p, kernels);
   const Cut cut = cut_of(p, way, kernels, threads);
   // A softmax wants whole rows.
   const activation::Fused* last = nullptr;
@@ -195,8 +210,9 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
 }  // namespace
 
 size_t work_bytes(const Product& product) {
+  constexpr size_t kNarrowestTile = 8;  // narrower products are not cut across, so nothing is shared
   const Product p = simplified(product);
-  if (way_of(p) != Way::packed || !can_share(p)) return 0;
+  if (p.m == 1 || p.n <= kNarrowestTile || !can_share(p)) return 0;
   const size_t blocks = divide_up(p.m, std::min(p.m, kFewestRows));  // no cut has more
   return (p.m * p.k + blocks * 2 * kPackSlack) * sizeof(float);
 }

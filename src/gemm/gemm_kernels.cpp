@@ -220,42 +220,56 @@ constexpr CopyingTiles list_all() {
 }
 constexpr CopyingTiles copying = list_all();
 
+bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
+
+// A single strip of columns does not pay for packing a.
+bool is_a_in_place(const Product& p, const Block& block) {
+  return p.a.type == BNNSDataTypeFloat32 && block.columns <= kTileColumns && !is_b_in_place(p);
+}
+
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
   const Product& product;
   const Block& block;
   size_t column, columns;
   size_t first, depth;
-  const float* a;  // packed
+  const float* a;  // packed, or NULL: in place
   float* copy;     // (depth, kTileColumns)
+  bool is_last;
 };
 
-void multiply_strip(const Strip& s, bool has_next) {
-  constexpr size_t kLine = 16;  // floats
+// Where the tile of row panel r finds b, and what it fetches for those to come: the first panel reads b where it lies;
+// the second and third fetch the lines of the next columns, one per step of k. A panel all alone fetches its own.
+void place_b(const Strip& s, size_t r, size_t panels, Tile* t) {
+  constexpr size_t kLine = 16, kDistance = 16;  // floats, steps of k
+  const Operand& operand = s.product.b;
+  const float* b = floats(operand, s.first, s.column);
+  t->b = r == 0 ? b : s.copy;
+  t->b_step = r == 0 ? operand.row : kTileColumns;
+  const bool fetches_next = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
+  t->ahead = panels == 1 ? b + kDistance * operand.row : fetches_next ? b + kTileColumns + (r - 1) * kLine : nullptr;
+  t->ahead_step = t->ahead ? operand.row : 0;
+}
+
+void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
-  const bool in_place = p.b.type == BNNSDataTypeFloat32 && p.b.column == 1;
-  const float* b = in_place ? floats(p.b, s.first, s.column) : s.copy;
-  if (!in_place)
+  const bool b_in_place = is_b_in_place(p);
+  Tile t;
+  t.k = s.depth;
+  t.b = s.copy;
+  t.b_step = kTileColumns;
+  if (!b_in_place)
     pack({p.b, s.first * p.b.row + s.column * p.b.column, p.b.column, p.b.row}, s.columns, kTileColumns, s.depth,
          s.copy);
-  Tile t;
-  t.a = s.a;
-  t.a_row = 1;
-  t.k = s.depth;
   for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
     const size_t rows = panels.rows_of(r);
-    const bool reads_source = in_place && r == 0, copies = reads_source && panels.count > 1;
     begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
-    t.a = s.a + i * s.depth;
-    t.a_step = rows;
-    t.b = reads_source ? b : s.copy;
-    t.b_step = reads_source ? p.b.row : kTileColumns;
-    // Lines of b's next columns, one per step of k, while the second and third panel are at work.
-    const bool fetches = in_place && has_next && r > 0 && (r - 1) * kLine < kTileColumns;
-    t.ahead = fetches ? b + kTileColumns + (r - 1) * kLine : nullptr;
-    t.ahead_step = fetches ? p.b.row : 0;
-    if (copies) {
+    t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
+    t.a_row = s.a ? 1 : p.a.row;
+    t.a_step = s.a ? rows : p.a.column;
+    if (b_in_place) place_b(s, r, panels.count, &t);
+    if (b_in_place && r == 0 && panels.count > 1) {
       copying.of_rows[rows](t, s.copy);
     } else {
       multiply_tile[rows](t);
@@ -267,15 +281,15 @@ void packed(const Product& p, const Block& block, const float* packed_a, float* 
   const size_t depth = even_part(p.k, kDepth);
   const size_t end = block.column + block.columns, group = columns_at_once(p, block);
   float* copy = work;
-  float* own_a = work + depth * kTileColumns;
+  float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
-    if (!packed_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
+    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
     const float* a = packed_a ? packed_a + first * block.rows : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns)
-        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy}, j + kTileColumns < end);
+        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy, j + kTileColumns >= end});
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
     }
   }
