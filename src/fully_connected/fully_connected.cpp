@@ -1,10 +1,10 @@
-// Fully connected, the desk: checks every argument, decides at creation how the weights are held, and hands the products
-// of a call out. Letters as in fully_connected.h.
+// Fully connected, the desk: checks every argument, decides at creation how the weights are held, and hands out the
+// products of a call. Letters as in fully_connected.h.
 #include "fully_connected/fully_connected.h"
 
 #include <algorithm>
 
-#include "base/pool.h"
+#include "activation/activation_walk.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "openbnns/bnns/legacy.h"
@@ -87,17 +87,15 @@ std::byte* workspace_for(const Room& counted) {
   return workspace(counted.used());
 }
 
-// Finds room for a product and runs it.
-template <class Product>
-int run_product(Product& product) {
+// Gives a plan its room; -1 with a sentence when there is none.
+template <class Plan>
+int find_room(Plan* plan) {
   Room counted;
-  product.place(&counted);
-  if (counted.used() > 0) {
-    Room room(workspace_for(counted));
-    if (!room.has_block()) return -1;
-    product.place(&room);
-  }
-  product.run();
+  plan->place(&counted);
+  if (counted.used() == 0) return 0;
+  Room room(workspace_for(counted));
+  if (!room.has_block()) return -1;
+  plan->place(&room);
   return 0;
 }
 
@@ -216,7 +214,8 @@ int FullyConnected::prepare_bias(const BNNSNDArrayDescriptor& descriptor) {
   if (view.type == BNNSDataTypeBoolean) return fail("%s: expected numbers; got booleans", name);
   if (is_indexed(view.type)) read_table(view, bias_table_);
   const size_t outputs = y_.extent[0];
-  bias_ = {values_of(view, view.data, is_indexed(view.type) ? bias_table_ : nullptr), outputs * stride, stride, outputs};
+  const float* table = is_indexed(view.type) ? bias_table_ : nullptr;
+  bias_ = {values_of(view, view.data, table), outputs * stride, stride, outputs};
   if (options().use_client_ptr) return 0;
   if (outputs > SIZE_MAX / sizeof(float))
     return fail("%s: expected a number of outputs that can be addressed; got %zu", name, outputs);
@@ -238,37 +237,56 @@ int FullyConnected::check_parameters_apart(const Array& array, size_t rows, cons
   return bias_.values.data ? check_ranges(range, argument, range_of(bias_, 1), "bias") : 0;
 }
 
+// The product of a forward call and its room.
+struct FullyConnected::ForwardPlan {
+  const bool is_compressed;
+  Multiply product;
+  SparseMultiply sparse;
+
+  ForwardPlan(const FullyConnected& layer, size_t n, const Array& x, const Array& y)
+      : is_compressed(layer.is_compressed()) {
+    product.choice = layer.choice;
+    product.threads = sparse.threads = layer.options().threads;
+    product.n = sparse.n = n;
+    product.rows = layer.rows_;
+    product.m = layer.m_;
+    product.sums_along_rows = layer.rows_are_outputs_;
+    product.from = x;
+    product.to = y;
+    product.bias = layer.bias_.values.data ? &layer.bias_ : nullptr;
+    product.activation = layer.has_activation_ ? &layer.activation_ : nullptr;
+    product.activation_needs_rows = layer.activation_needs_rows_;
+    if (!is_compressed) return;
+    sparse.sparse = &layer.sparse_;
+    sparse.is_forward = true;
+    sparse.from = x;
+    sparse.to = y;
+    sparse.bias = product.bias;
+    sparse.activation = product.activation;
+  }
+  void place(Room* room) {
+    if (is_compressed) {
+      sparse.place(room);
+    } else {
+      product.place(room);
+    }
+  }
+};
+
 int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
   if (batch == 0) return 0;
   if (read_batch(x_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
       read_batch(y_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
       check_disjoint(y_, y, y_stride, "output", x_, x, x_stride, "input", batch) != 0)
     return -1;
-  Multiply product;
-  product.choice = choice;
-  product.threads = options().threads;
-  product.n = batch;
-  product.rows = rows_;
-  product.m = m_;
-  product.sums_along_rows = rows_are_outputs_;
-  product.from = array_of(x_, x, x_stride);
-  product.to = array_of(y_, y, y_stride);
-  product.bias = bias_.values.data ? &bias_ : nullptr;
-  product.activation = has_activation_ ? &activation_ : nullptr;
-  product.activation_needs_rows = activation_needs_rows_;
-  if (check_parameters_apart(product.to, batch, "output") != 0 || !scratch()) return -1;
-
-  if (!is_compressed()) return run_product(product);
-  SparseMultiply sparse;
-  sparse.sparse = &sparse_;
-  sparse.threads = options().threads;
-  sparse.n = batch;
-  sparse.is_forward = true;
-  sparse.from = product.from;
-  sparse.to = product.to;
-  sparse.bias = product.bias;
-  sparse.activation = product.activation;
-  return run_product(sparse);
+  ForwardPlan plan(*this, batch, array_of(x_, x, x_stride), array_of(y_, y, y_stride));
+  if (check_parameters_apart(plan.product.to, batch, "output") != 0 || !scratch() || find_room(&plan) != 0) return -1;
+  if (is_compressed()) {
+    plan.sparse.run();
+  } else {
+    plan.product.run();
+  }
+  return 0;
 }
 
 // ---- backward ----
@@ -350,7 +368,8 @@ int FullyConnected::check_backward(const Backward& a, Gradients* g) const {
     }
     if (check_parameters_apart(sum.array, sum.rows, sum.name) != 0) return -1;
   }
-  if (a.dw && a.db && check_ranges(range_of(g->dw, rows_), "weights_gradient", range_of(g->db, 1), "bias_gradient") != 0)
+  if (a.dw && a.db &&
+      check_ranges(range_of(g->dw, rows_), "weights_gradient", range_of(g->db, 1), "bias_gradient") != 0)
     return -1;
   return scratch() ? 0 : -1;
 }
@@ -370,33 +389,90 @@ int FullyConnected::check_output_values(const Gradients& g) const {
   return 0;
 }
 
-// dz = dy · act'(y), rows of O values; y_row is a spare row.
-void FullyConnected::make_dz(const Gradients& g, float* dz, float* spare) const {
-  const size_t outputs = g.dy.columns;
-  for (size_t n = 0; n < g.n; ++n) {
-    float* row = dz + n * outputs;
-    load_row(g.dy, n, 0, outputs, row);
-    if (!has_activation_) continue;
-    const float* y = spare;
-    if (g.y.is_ready(g.n)) {
-      y = static_cast<const float*>(g.y.at(n, 0));
-    } else {
-      load_row(g.y, n, 0, outputs, spare);
+// The products of a backward call and their room. Rows of dz = dy · act'(y) are made first, unless dy serves as it is.
+struct FullyConnected::BackwardPlan {
+  const FullyConnected& layer;
+  const Gradients& g;
+  const bool makes_dz;
+  const bool copies_y;
+  Array dz;
+  float* dz_rows = nullptr;
+  float* y_rows = nullptr;
+  Multiply dx;
+  SparseMultiply sparse_dx;
+  Outer dw;
+
+  BackwardPlan(const FullyConnected& layer, const Gradients& g)
+      : layer(layer),
+        g(g),
+        makes_dz(layer.has_activation_ || !g.dy.is_ready(g.n)),
+        copies_y(layer.has_activation_ && !g.y.is_ready(g.n)),
+        dz(g.dy) {
+    dx.choice = dw.choice = layer.choice;
+    dx.threads = sparse_dx.threads = dw.threads = layer.options().threads;
+    dx.n = sparse_dx.n = dw.n = g.n;
+    dx.rows = dw.rows = layer.rows_;
+    if (g.dx.values.data) {
+      dx.m = layer.m_;
+      dx.sums_along_rows = !layer.rows_are_outputs_;
+      dx.to = sparse_dx.to = g.dx;
+      dx.accumulate = sparse_dx.accumulate = g.dx_accumulate;
+      sparse_dx.sparse = &layer.sparse_;
+      sparse_dx.is_forward = false;
     }
-    activation_.backward(y, row, outputs);
+    if (g.dw.values.data) {
+      (layer.rows_are_outputs_ ? dw.v : dw.u) = g.x;
+      dw.to = g.dw;
+      dw.accumulate = g.dw_accumulate;
+    }
   }
+  void place(Room* room) {
+    const size_t outputs = g.dy.columns;
+    if (makes_dz) {
+      dz_rows = room->floats(g.n, outputs);
+      dz = {{dz_rows, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
+    }
+    if (copies_y) y_rows = room->floats(g.n, outputs);
+    if (g.dx.values.data && layer.is_compressed()) {
+      sparse_dx.from = dz;
+      sparse_dx.place(room);
+    } else if (g.dx.values.data) {
+      dx.from = dz;
+      dx.place(room);
+    }
+    if (g.dw.values.data) {
+      (layer.rows_are_outputs_ ? dw.u : dw.v) = dz;
+      dw.place(room);
+    }
+  }
+};
+
+// dz = dy · act'(y)
+void FullyConnected::make_dz(const BackwardPlan& plan) const {
+  const Gradients& g = plan.g;
+  const size_t outputs = g.dy.columns;
+  activation::by_pieces(g.n, std::max<size_t>(1, activation::kPiece / outputs), options().threads,
+                        [&](size_t first, size_t count) {
+    for (size_t n = first; n < first + count; ++n) {
+      float* row = plan.dz_rows + n * outputs;
+      load_row(g.dy, n, 0, outputs, row);
+      if (!has_activation_) continue;
+      if (plan.copies_y) load_row(g.y, n, 0, outputs, plan.y_rows + n * outputs);
+      activation_.backward(plan.copies_y ? plan.y_rows + n * outputs : static_cast<const float*>(g.y.at(n, 0)), row,
+                           outputs);
+    }
+  });
 }
 
 // db(o) = Σ_n dz(n, o), in the order of n.
 void FullyConnected::sum_bias(const Gradients& g, const Array& dz) const {
   const activation::Kernels& kernels = activation::targets.best();
-  float sum[kSumColumns];
-  for (size_t o = 0; o < dz.columns; o += kSumColumns) {
-    const size_t count = std::min(kSumColumns, dz.columns - o);
+  activation::by_pieces(dz.columns, kSumColumns, options().threads, [&](size_t o, size_t count) {
+    float sum[kSumColumns];
     load_row(dz, 0, o, count, sum);
     for (size_t n = 1; n < g.n; ++n) kernels.add(static_cast<const float*>(dz.at(n, o)), sum, count);
     store_row(g.db, 0, o, count, sum, g.db_accumulate);
-  }
+  });
 }
 
 int FullyConnected::apply_backward(const Backward& a) {
@@ -405,74 +481,33 @@ int FullyConnected::apply_backward(const Backward& a) {
   Gradients g;
   if (check_backward(a, &g) != 0) return -1;
   if (has_activation_ && activation_.depends_on_values() && check_output_values(g) != 0) return -1;
-
-  const size_t outputs = y_.extent[0];
-  const bool makes_dz = has_activation_ || !g.dy.is_ready(g.n);
-  Array dz = g.dy;
-  float* spare = nullptr;
-  Multiply input_gradient;
-  SparseMultiply sparse_gradient;
-  Outer weights_gradient;
-  const auto place = [&](Room* room) {
-    if (makes_dz) {
-      float* rows = room->floats(g.n, outputs);
-      if (has_activation_ && !g.y.is_ready(g.n)) spare = room->floats(1, outputs);
-      dz = {{rows, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
-    }
-    if (a.dx && is_compressed()) {
-      sparse_gradient.from = dz;
-      sparse_gradient.place(room);
-    } else if (a.dx) {
-      input_gradient.from = dz;
-      input_gradient.place(room);
-    }
-    if (a.dw) {
-      (rows_are_outputs_ ? weights_gradient.u : weights_gradient.v) = dz;
-      weights_gradient.place(room);
-    }
-  };
+  BackwardPlan plan(*this, g);
+  if (find_room(&plan) != 0) return -1;
+  if (plan.makes_dz) make_dz(plan);
+  if (a.db) sum_bias(g, plan.dz);
   if (a.dx && is_compressed()) {
-    sparse_gradient.sparse = &sparse_;
-    sparse_gradient.threads = options().threads;
-    sparse_gradient.n = g.n;
-    sparse_gradient.is_forward = false;
-    sparse_gradient.to = g.dx;
-    sparse_gradient.accumulate = g.dx_accumulate;
+    plan.sparse_dx.run();
   } else if (a.dx) {
-    input_gradient.choice = choice;
-    input_gradient.threads = options().threads;
-    input_gradient.n = g.n;
-    input_gradient.rows = rows_;
-    input_gradient.m = m_;
-    input_gradient.sums_along_rows = !rows_are_outputs_;
-    input_gradient.to = g.dx;
-    input_gradient.accumulate = g.dx_accumulate;
+    plan.dx.run();
   }
-  if (a.dw) {
-    weights_gradient.choice = choice;
-    weights_gradient.threads = options().threads;
-    weights_gradient.n = g.n;
-    weights_gradient.rows = rows_;
-    (rows_are_outputs_ ? weights_gradient.v : weights_gradient.u) = g.x;
-    weights_gradient.to = g.dw;
-    weights_gradient.accumulate = g.dw_accumulate;
-  }
-  Room counted;
-  place(&counted);
-  if (counted.used() > 0) {
-    Room room(workspace_for(counted));
-    if (!room.has_block()) return -1;
-    place(&room);
-  }
-  if (makes_dz) make_dz(g, static_cast<float*>(const_cast<void*>(dz.values.data)), spare);
-  if (a.db) sum_bias(g, dz);
-  if (a.dx && is_compressed()) {
-    sparse_gradient.run();
-  } else if (a.dx) {
-    input_gradient.run();
-  }
-  if (a.dw) weights_gradient.run();
+  if (a.dw) plan.dw.run();
   return 0;
+}
+
+size_t FullyConnected::work_bytes(size_t batch) const {
+  if (batch == 0) return 0;
+  // Arrays somewhere, lying as they were described.
+  const Array x = array_of(x_, kKind, x_.packed_batch), y = array_of(y_, kKind, y_.packed_batch);
+  Room forward, backward;
+  ForwardPlan(*this, batch, x, y).place(&forward);
+  if (!is_float_type(x_.type) || !is_float_type(w_.type)) return forward.used();
+  Gradients g;
+  g.n = batch;
+  g.x = g.dx = x;
+  g.y = g.dy = y;
+  if (!is_sparse_) g.dw = {values_of(w_, kKind, nullptr), w_.stride[1], w_.stride[0], w_.extent[0]};
+  BackwardPlan(*this, g).place(&backward);
+  return std::max(forward.used(), backward.used());
 }
 
 namespace {

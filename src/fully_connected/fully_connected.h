@@ -224,11 +224,14 @@ class FullyConnected final : public Filter {
   int prepare(const BNNSLayerParametersFullyConnected& parameters);
   int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) override;
   int apply_backward(const Backward& arguments) override;
+  size_t work_bytes(size_t batch) const override;
 
   Choice choice;  // tests put others here
 
  private:
   struct Gradients;
+  struct ForwardPlan;
+  struct BackwardPlan;
 
   bool is_compressed() const { return is_sparse_ && !sparse_.is_dense; }
   int prepare_weights(const BNNSNDArrayDescriptor& descriptor);
@@ -238,7 +241,7 @@ class FullyConnected final : public Filter {
   int check_parameters_apart(const Array& array, size_t rows, const char* argument) const;
   int check_backward(const Backward& arguments, Gradients* g) const;
   int check_output_values(const Gradients& g) const;
-  void make_dz(const Gradients& g, float* dz, float* spare) const;
+  void make_dz(const BackwardPlan& plan) const;
   void sum_bias(const Gradients& g, const Array& dz) const;
 
   View x_, y_, w_;

@@ -2,6 +2,7 @@
 // make it a walk over the weights or many make it a job for the matrix engine. Letters as in fully_connected.h.
 #include <algorithm>
 
+#include "activation/activation_walk.h"
 #include "base/pool.h"
 #include "base/types.h"
 #include "fully_connected/fully_connected.h"
@@ -30,6 +31,8 @@ const Targets<Kernels> targets = {&portable::fully_connected::kernels, nullptr, 
 
 namespace {
 
+using activation::by_pieces;
+
 constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one piece: some 10 us
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine
 constexpr size_t kPieceValues = size_t{1} << 16;    // values of one piece that only moves them
@@ -43,14 +46,6 @@ bool is_float_type(BNNSDataType type) {
 }
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
-
-// Calls body(first, count) for pieces of [0, total) of at most `piece`; a single piece stays on this thread.
-template <class Body>
-void by_pieces(size_t total, size_t piece, size_t limit, const Body& body) {
-  if (total <= piece) return body(size_t{0}, total);
-  parallel((total + piece - 1) / piece, threads_for(limit),
-           [&](size_t i) { body(i * piece, std::min(piece, total - i * piece)); });
-}
 
 // Rows whose values make a piece.
 size_t rows_of(size_t values, size_t columns) { return std::max<size_t>(1, values / columns); }
@@ -128,7 +123,8 @@ float* Room::floats(size_t rows, size_t columns) {
 
 // Few samples, or few results of long sums.
 bool Multiply::uses_kernels() const {
-  return n <= choice.few_samples || (choice.few_samples > 0 && sums_along_rows && rows <= kFewRows && m.columns >= kLongRow);
+  const bool is_tall = sums_along_rows && rows <= kFewRows && m.columns >= kLongRow;
+  return n <= choice.few_samples || (choice.few_samples > 0 && is_tall);
 }
 
 // How many parts the rows are cut into whose sums are added up afterwards.

@@ -40,7 +40,9 @@ bool is_integer_type(BNNSDataType type) {
   return static_cast<uint32_t>(type) & (BNNSDataTypeIntBit | BNNSDataTypeUIntBit);
 }
 
-Values values_of(const View& view) { return {view.data, view.type, view.scale, view.bias, view.table, view.table_type}; }
+Values values_of(const View& view) {
+  return {view.data, view.type, view.scale, view.bias, view.table, view.table_type};
+}
 
 // False when the size cannot be counted.
 bool dense_bytes(size_t outputs, size_t inputs, BNNSDataType type, size_t* bytes) {
@@ -247,9 +249,11 @@ int Sparse::read(const BNNSNDArrayDescriptor& descriptor, const Options& options
       header.type != static_cast<uint32_t>(type) ||
       compressed_bytes(outputs, inputs, header.count, type) != bytes)
     return fail("%s: expected packed weights of this shape and type; got something else", name);
-  const auto* starts = reinterpret_cast<const uint32_t*>(static_cast<const std::byte*>(descriptor.data) + sizeof header);
+  const auto* block = static_cast<const std::byte*>(descriptor.data);
+  const auto* starts = reinterpret_cast<const uint32_t*>(block + sizeof header);
   const uint32_t* columns = starts + outputs + 1;
-  const bool in_order = starts[0] == 0 && starts[outputs] == header.count && std::is_sorted(starts, starts + outputs + 1);
+  const bool in_order =
+      starts[0] == 0 && starts[outputs] == header.count && std::is_sorted(starts, starts + outputs + 1);
   if (!in_order || std::any_of(columns, columns + header.count, [&](uint32_t column) { return column >= inputs; }))
     return fail("%s: expected packed weights; got damaged ones", name);
 
@@ -261,7 +265,7 @@ int Sparse::read(const BNNSNDArrayDescriptor& descriptor, const Options& options
   sparse->block = copy;
   sparse->starts = reinterpret_cast<const uint32_t*>(copy);
   sparse->columns = sparse->starts + outputs + 1;
-  const void* values = options.use_client_ptr ? reinterpret_cast<const std::byte*>(starts) + structure : copy + structure;
+  const std::byte* values = (options.use_client_ptr ? block + sizeof header : copy) + structure;
   sparse->values = {{values, type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, header.count, 1, header.count};
   return 0;
 }

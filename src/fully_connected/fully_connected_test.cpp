@@ -57,7 +57,9 @@ struct Grid {
     activation::ref::get_reals(values(), r * row + c * column, 1, 1, &value);
     return value;
   }
-  void set(size_t r, size_t c, double value) { activation::ref::put_reals(values(), r * row + c * column, 1, 1, &value); }
+  void set(size_t r, size_t c, double value) {
+    activation::ref::put_reals(values(), r * row + c * column, 1, 1, &value);
+  }
   void fill(Random& random) {
     const double factor = is_float(type) ? 1.0 : 100.0;
     for (size_t r = 0; r < rows; ++r)
@@ -407,11 +409,11 @@ TEST(fully_connected_sparse_vector_of_the_specification) {
                               of_rows = describe(BNNSDataLayoutVector, 9, 0, BNNSDataTypeInt16, starts);
   for (int form = 0; form < 2; ++form) {
     BNNSNDArrayDescriptor out = describe(BNNSDataLayoutFullyConnectedSparse, 8, 8, BNNSDataTypeFloat32, nullptr);
-    const int status =
-        form == 0 ? BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, &numbers, &out, nullptr, 1, nullptr, 0,
-                                                               nullptr)
-                  : BNNSNDArrayFullyConnectedSparsifySparseCSR(&shape, &of_columns, &of_rows, &numbers, &out, nullptr, 1,
-                                                               nullptr, 0, nullptr);
+    const auto coo = BNNSNDArrayFullyConnectedSparsifySparseCOO;
+    const auto csr = BNNSNDArrayFullyConnectedSparsifySparseCSR;
+    const int status = form == 0
+                           ? coo(&shape, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr)
+                           : csr(&shape, &of_columns, &of_rows, &numbers, &out, nullptr, 1, nullptr, 0, nullptr);
     CHECK(status == 0, "%s", obn_last_error());
     const size_t bytes = BNNSNDArrayGetDataSize(&out);
     CHECK(bytes > 0 && bytes < 8 * 8 * sizeof(float), "%zu bytes", bytes);
@@ -451,8 +453,8 @@ TEST(fully_connected_sparse_agrees_with_dense) {
     std::vector<uint64_t> buffer(inputs * outputs * bytes_of(type) / 8 + 1);
     BNNSNDArrayDescriptor out = describe(BNNSDataLayoutFullyConnectedSparse, inputs, outputs, type,
                                          own_buffer ? buffer.data() : nullptr);
-    CHECK(BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, &numbers, &out, nullptr, n, nullptr, 0, nullptr) == 0,
-          "%s", obn_last_error());
+    const auto coo = BNNSNDArrayFullyConnectedSparsifySparseCOO;
+    CHECK(coo(&shape, &list, &numbers, &out, nullptr, n, nullptr, 0, nullptr) == 0, "%s", obn_last_error());
     CHECK(BNNSNDArrayGetDataSize(&out) <= inputs * outputs * bytes_of(type), "never more than dense");
     BNNSFilter filter = create_sparse(out, inputs, outputs, random.coin() ? BNNSFlagsUseClientPtr : 0u);
     CHECK(filter, "%s", obn_last_error());
@@ -477,8 +479,8 @@ TEST(fully_connected_sparse_agrees_with_dense) {
     CHECK(BNNSFilterApplyBackwardBatch(filter, n, x.data(), 0, &dx_d, 0, nullptr, 0, &dy_d, 0, &dw_d, &db_d) == -1 &&
               dx[0] == 1.0f && std::strstr(obn_last_error(), "weights_gradient"),
           "sparse weights have no gradient");
-    CHECK(BNNSFilterApplyBackwardBatch(filter, n, nullptr, 0, &dx_d, 0, nullptr, 0, &dy_d, 0, nullptr, &db_d) == 0, "%s",
-          obn_last_error());
+    CHECK(BNNSFilterApplyBackwardBatch(filter, n, nullptr, 0, &dx_d, 0, nullptr, 0, &dy_d, 0, nullptr, &db_d) == 0,
+          "%s", obn_last_error());
     same = true;
     for (size_t s = 0; s < n; ++s) {
       for (size_t i = 0; i < inputs; ++i) {
@@ -509,8 +511,8 @@ TEST(fully_connected_sparse_refuses_what_cannot_be) {
     return BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr);
   };
   CHECK(coo() == -1 && std::strstr(obn_last_error(), "indices"), "column 5 of 4");
-  CHECK(BNNSNDArrayFullyConnectedSparsifySparseCSR(&shape, &of_columns, &of_rows, &numbers, &out, nullptr, 1, nullptr, 0,
-                                                   nullptr) == -1 &&
+  const auto csr = BNNSNDArrayFullyConnectedSparsifySparseCSR;
+  CHECK(csr(&shape, &of_columns, &of_rows, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
             std::strstr(obn_last_error(), "row_starts"),
         "rows that step back");
   list.data_type = BNNSDataTypeFloat32;
@@ -519,10 +521,11 @@ TEST(fully_connected_sparse_refuses_what_cannot_be) {
   out.size[0] = 3;
   CHECK(coo() == -1, "another shape");
   for (uint64_t word : buffer) CHECK(word == 0x5555555555555555u, "output was touched");
-  CHECK(BNNSNDArrayFullyConnectedSparsifySparseCOO(nullptr, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, nullptr, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, nullptr, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
-            BNNSNDArrayFullyConnectedSparsifySparseCOO(&shape, &list, &numbers, nullptr, nullptr, 1, nullptr, 0, nullptr) == -1,
+  const auto pack = BNNSNDArrayFullyConnectedSparsifySparseCOO;
+  CHECK(pack(nullptr, &list, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, nullptr, &numbers, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, &list, nullptr, &out, nullptr, 1, nullptr, 0, nullptr) == -1 &&
+            pack(&shape, &list, &numbers, nullptr, nullptr, 1, nullptr, 0, nullptr) == -1,
         "NULL");
   // Damaged packing: no size, another size, a column outside, rows that step back.
   const uint32_t good[] = {0, 0, 3, 1};
@@ -662,9 +665,13 @@ std::vector<double> slope(const Setup& s, const Grid& y, const Grid& dy, size_t 
     sum += dy.get(n, o) * (s.function == BNNSActivationFunctionSoftmax ? y.get(n, o) : 1.0);
   for (size_t o = 0; o < s.o; ++o) {
     const double d = dy.get(n, o), v = y.get(n, o);
-    dz[o] = s.function == BNNSActivationFunctionSoftmax      ? v * (d - sum)
-            : s.function == BNNSActivationFunctionLogSoftmax ? d - std::exp(v) * sum
-                                                             : d * activation::ref::slope_from_y(s.function, v, 0.25, 1.0);
+    if (s.function == BNNSActivationFunctionSoftmax) {
+      dz[o] = v * (d - sum);
+    } else if (s.function == BNNSActivationFunctionLogSoftmax) {
+      dz[o] = d - std::exp(v) * sum;
+    } else {
+      dz[o] = d * activation::ref::slope_from_y(s.function, v, 0.25, 1.0);
+    }
   }
   return dz;
 }
@@ -860,7 +867,23 @@ TEST(fully_connected_memory_comes_from_the_caller_and_goes_back) {
   BNNSFilterDestroy(filter);
   CHECK(blocks_released == 3, "%zu released", blocks_released);
   p.bias.size[0] = 19;
-  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released, "failed creation keeps memory");
+  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released,
+        "failed creation keeps memory");
+}
+
+TEST(fully_connected_tells_its_memory) {
+  Setup s;
+  s.i = 100;
+  s.o = 50;
+  Random random{15};
+  Layer plain(s, random);
+  CHECK(obn_filter_work_bytes(plain.filter, 1) == 0, "float32 in, float32 out: nothing to keep");
+  s.x_type = s.y_type = BNNSDataTypeFloat16;
+  Layer halves(s, random);
+  // Forward keeps x and y as float32; backward dy, x and dx.
+  const size_t least = 3 * (2 * 100 + 50) * sizeof(float), got = obn_filter_work_bytes(halves.filter, 3);
+  CHECK(got >= least && got <= least + 4 * kAlignment, "%zu bytes, not %zu", got, least);
+  CHECK(obn_filter_work_bytes(halves.filter, SIZE_MAX / 64) == SIZE_MAX, "a batch that overflows");
 }
 
 TEST(fully_connected_refuses_what_cannot_be) {
@@ -974,7 +997,8 @@ TEST(fully_connected_gradients_are_had_one_by_one) {
               parts.apply_backward(false, true, false) == 0 && parts.apply_backward(false, false, true) == 0 &&
               parts.apply_backward(false, false, false) == 0,
           "%s", obn_last_error());
-    CHECK(all.dx.bytes == parts.dx.bytes && all.dw.bytes == parts.dw.bytes && all.db.bytes == parts.db.bytes, "N %zu", n);
+    CHECK(all.dx.bytes == parts.dx.bytes && all.dw.bytes == parts.dw.bytes && all.db.bytes == parts.db.bytes, "N %zu",
+          n);
   }
 }
 
@@ -997,7 +1021,8 @@ TEST(fully_connected_random_parameter_blocks_never_crash) {
                             layout == BNNSDataLayout2DLastMajor;
     p.i_desc = describe(BNNSDataLayoutVector, inputs, 0, BNNSDataTypeFloat32, nullptr);
     p.o_desc = describe(BNNSDataLayoutVector, outputs, 0, BNNSDataTypeFloat32, nullptr);
-    p.w_desc = describe(layout, slow_first ? outputs : inputs, slow_first ? inputs : outputs, BNNSDataTypeFloat32, memory.data());
+    p.w_desc = describe(layout, slow_first ? outputs : inputs, slow_first ? inputs : outputs, BNNSDataTypeFloat32,
+                        memory.data());
     p.bias = describe(BNNSDataLayoutVector, outputs, 0, BNNSDataTypeFloat32, memory.data());
     BNNSNDArrayDescriptor* descriptors[] = {&p.i_desc, &p.o_desc, &p.w_desc, &p.bias};
     const size_t changes = random.below(3);
