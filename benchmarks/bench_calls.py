@@ -14,6 +14,8 @@ from benchmarks.harness import OURS, Row, Run, Timing, build, race
 
 POOLING = "max pooling 1x1x4x4"
 RELU = "relu 16 values"
+DENSE = "fully connected 1x4 to 4"
+CONVOLUTION = "convolution 3x3 1x1x4x4"
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -21,8 +23,12 @@ def rows(run: Run) -> Iterator[Row]:
     cases = {
         f"{POOLING}, Python": lambda: race(_pooling_statements(run), run),
         f"{RELU}, Python": lambda: race(_relu_statements(run), run),
+        f"{DENSE}, Python": lambda: race(_dense_statements(run), run),
+        f"{CONVOLUTION}, Python": lambda: race(_convolution_statements(run), run),
         f"{POOLING}, C": lambda: _from_c("pooling"),
         f"{RELU}, C": lambda: _from_c("activation"),
+        f"{DENSE}, C": lambda: _from_c("fully_connected"),
+        f"{CONVOLUTION}, C": lambda: _from_c("convolution"),
         "import on top of NumPy": lambda: _imports(run),
     }
     for name, measure in cases.items():
@@ -74,6 +80,50 @@ def _relu_statements(run: Run) -> dict[str, Timer]:
 
         arrays = {"x": jax.numpy.asarray(x), "f": jax.jit(jax.nn.relu)}
         timers["jax"] = Timer("f(x).block_until_ready()", globals=arrays)
+    return timers
+
+
+def _dense_statements(run: Run) -> dict[str, Timer]:
+    x, w = np.ones((1, 4), np.float32), np.eye(4, dtype=np.float32)
+    layer = openbnns.FullyConnectedLayer(w, num_threads=1)
+    names = {"x": x, "wt": w.T, "y": np.empty_like(x), "apply": layer.apply, "matmul": np.matmul}
+    timers = {OURS: Timer("apply(x, out=y)", globals=names)}
+    if "numpy" in run.peers:
+        timers["numpy"] = Timer("matmul(x, wt, out=y)", globals=names)
+    if "torch" in run.peers:
+        import torch
+
+        tensors = {"x": torch.from_numpy(x), "w": torch.from_numpy(w), "y": torch.empty(1, 4)}
+        tensors |= {"linear": torch.nn.functional.linear, "mm": torch.mm, "wt": tensors["w"].t()}
+        timers["torch eager"] = Timer("linear(x, w)", globals=tensors)
+        timers["torch out="] = Timer("mm(x, wt, out=y)", globals=tensors)
+    if "jax" in run.peers:
+        import jax
+
+        arrays = {"x": jax.numpy.asarray(x), "w": jax.numpy.asarray(w)}
+        arrays["f"] = jax.jit(lambda x, w: x @ w.T)
+        timers["jax"] = Timer("f(x, w).block_until_ready()", globals=arrays)
+    return timers
+
+
+def _convolution_statements(run: Run) -> dict[str, Timer]:
+    x, w = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32)
+    layer = openbnns.ConvolutionLayer(w, input=(1, 4, 4), padding=1, num_threads=1)
+    names = {"x": x, "y": np.empty_like(x), "apply": layer.apply}
+    timers = {OURS: Timer("apply(x, out=y)", globals=names)}
+    if "torch" in run.peers:
+        import torch
+
+        tensors = {"x": torch.from_numpy(x), "w": torch.from_numpy(w)}
+        tensors["conv"] = torch.nn.functional.conv2d
+        timers["torch eager"] = Timer("conv(x, w, None, 1, 1)", globals=tensors)
+    if "jax" in run.peers:
+        import jax
+
+        arrays = {"x": jax.numpy.asarray(x), "w": jax.numpy.asarray(w)}
+        sides = ((1, 1), (1, 1))
+        arrays["f"] = jax.jit(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), sides))
+        timers["jax"] = Timer("f(x, w).block_until_ready()", globals=arrays)
     return timers
 
 

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from cases.convolution import CASES, ConvolutionCase
@@ -25,13 +26,18 @@ def _entry(case: ConvolutionCase, run: Run) -> Entry:
 
 def _trainers(case: ConvolutionCase, run: Run) -> list[Trainer]:
     x, w, dy = case.input(), case.weights(), case.output_gradient()
-    found = [ours(case, x, w, dy, run.threads)]
+    found = [ours(OURS, case, x, w, dy, run.threads)]
+    if case.may_use_winograd:
+        plain = replace(case, winograd=False)
+        found.append(ours(f"{OURS} plain", plain, x, w, dy, run.threads))
     for peer in run.peers.values():
         found += peer.convolution(case, x, w, dy, run.compiled)
     return found
 
 
-def ours(case, x: np.ndarray, w: np.ndarray, dy: np.ndarray, threads: int) -> Trainer:
+def ours(
+    name: str, case, x: np.ndarray, w: np.ndarray, dy: np.ndarray, threads: int
+) -> Trainer:
     """A convolution or fully connected case through its Python layer."""
     layer = case.layer(num_threads=threads, weights=w)
     y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
@@ -53,4 +59,4 @@ def ours(case, x: np.ndarray, w: np.ndarray, dy: np.ndarray, threads: int) -> Tr
         both_gradients()
         return y, dx, dw
 
-    return Trainer(OURS, forward, input_gradient, weight_gradient, result, both_gradients)
+    return Trainer(name, forward, input_gradient, weight_gradient, result, both_gradients)

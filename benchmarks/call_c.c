@@ -1,5 +1,6 @@
 /* Seconds of the smallest calls from C, as JSON: a list of samples per call. Float32, one thread:
- * max pooling 2x2 of one 1x4x4 image, and ReLU of 16 values. */
+ * max pooling 2x2 of one 1x4x4 image, ReLU of 16 values, a fully connected layer from 4 values to 4, and a convolution
+ * 3x3 of one 1x4x4 image. */
 #define _POSIX_C_SOURCE 199309L /* clock_gettime */
 
 #include <openbnns/bnns.h>
@@ -57,11 +58,37 @@ int main(void) {
         .i_desc = vector(16),
         .o_desc = vector(16),
         .activation = {.function = BNNSActivationFunctionRectifiedLinear}};
+    float weights[16];
+    for (int k = 0; k < 16; k++) weights[k] = (float)(k % 3) - 1.0F;
+    const BNNSLayerParametersFullyConnected fully_connected = {
+        .i_desc = vector(4),
+        .o_desc = vector(4),
+        .w_desc = {.layout = BNNSDataLayoutRowMajorMatrix,
+                   .size = {4, 4},
+                   .data = weights,
+                   .data_type = BNNSDataTypeFloat32}};
+    const BNNSLayerParametersConvolution convolution = {
+        .i_desc = image(4, 4),
+        .o_desc = image(4, 4),
+        .w_desc = {.layout = BNNSDataLayoutConvolutionWeightsOIHW,
+                   .size = {3, 3, 1, 1},
+                   .data = weights,
+                   .data_type = BNNSDataTypeFloat32},
+        .x_padding = 1,
+        .y_padding = 1};
     printf("{");
     if (print_samples("pooling", BNNSFilterCreateLayerPooling(&pooling, &one_thread), x, y) != 0)
         return 1;
     printf(", ");
     if (print_samples("activation", BNNSFilterCreateLayerActivation(&activation, &one_thread), x,
+                      y) != 0)
+        return 1;
+    printf(", ");
+    if (print_samples("fully_connected",
+                      BNNSFilterCreateLayerFullyConnected(&fully_connected, &one_thread), x, y) != 0)
+        return 1;
+    printf(", ");
+    if (print_samples("convolution", BNNSFilterCreateLayerConvolution(&convolution, &one_thread), x,
                       y) != 0)
         return 1;
     printf("}\n");

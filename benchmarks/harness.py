@@ -361,7 +361,7 @@ def factor(numerator: float, denominator: float | None) -> str:
 
 def header(peers: Iterable[str]) -> str:
     """The line above the rows. A peer's cell is its fastest variant and its time over ours."""
-    words = [f"{'case':44}", f"{'phase':8}", "thr", f"{'ours':>8}", "spread"]
+    words = [f"{'case':54}", f"{'phase':8}", "thr", f"{'ours':>8}", "spread"]
     words += [f"{peer:>17}" for peer in peers]
     words += [f"{'best/ours':>9}", f"{'bytes':>8}", f"{'ops':>8}", f"{'ours/floor':>10}"]
     words += ["best peer"]
@@ -372,7 +372,7 @@ def line(row: Row, peers: Iterable[str]) -> str:
     """One row under that header."""
     best_ours = row.best_of(OURS)
     ours = best_ours[1] if best_ours else None
-    words = [f"{row.case:44}", f"{row.phase:8}", f"{row.threads:3}"]
+    words = [f"{row.case:54}", f"{row.phase:8}", f"{row.threads:3}"]
     words += [f"{duration(ours and ours.median):>8}", f"{_percent(ours):>6}"]
     for peer in peers:
         found = row.best_of(peer)

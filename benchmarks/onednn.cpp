@@ -218,7 +218,7 @@ Trainer* make_convolution(const char* layout, const memory::dims& in, const memo
   t->plain_y = {out, type, Tag::nchw};
   t->w = memory(plain, cpu());
   t->dw = memory(plain, cpu());
-  const auto kind = algorithm::convolution_direct;
+  const auto kind = algorithm::convolution_auto;  // Winograd where it has that
   const dnnl::convolution_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, kind, x, w, y,
                                                           g.stride, g.dilation, g.before, g.after, own_scratch());
   const dnnl::convolution_backward_data::primitive_desc by_data(cpu(), kind, x, w, y, g.stride, g.dilation, g.before,

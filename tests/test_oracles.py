@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from cases import activation as activation_cases
+from cases import convolution as convolution_cases
+from cases import fully_connected as fully_connected_cases
 from cases import generator
 from cases import pooling as pooling_cases
 from oracles import activation, pooling
@@ -101,6 +103,42 @@ def test_pooling_agrees_with_torch(case, function):
         pooling.backward(function, x, dy, case.geometry, indices), dx, rtol=1e-9, atol=1e-12
     )
     np.testing.assert_allclose(dy.sum(axis=(0, 2, 3)), dbias, rtol=1e-9, atol=1e-12)
+
+
+def weighted():
+    """Cases of layers with weights, one per shape."""
+    cases = convolution_cases.PLAIN + convolution_cases.TRANSPOSED
+    cases += fully_connected_cases.DENSE[:10] + fully_connected_cases.FUSED[:10]
+    return [case for case in cases if case.dtype == "float32"]
+
+
+@pytest.mark.parametrize("case", weighted(), ids=str)
+def test_weighted_gradients_are_the_limit_of_differences(case):
+    rng = generator(case)
+    x, w = case.input().astype(float), case.weights().astype(float)
+    y = case.expected(x, w)
+    dy = rng.standard_normal(y.shape)
+    grads = case.expected_gradients(x, w, y, dy)
+    for which, gradient in enumerate((grads.dx, grads.dw)):
+        direction = rng.standard_normal(gradient.shape)
+        moves = [STEP * direction if k == which else 0.0 for k in range(2)]
+        ahead = case.expected(x + moves[0], w + moves[1])
+        behind = case.expected(x - moves[0], w - moves[1])
+        change = (dy * (ahead - behind)).sum() / (2 * STEP)
+        np.testing.assert_allclose((gradient * direction).sum(), change, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", weighted(), ids=str)
+def test_weighted_layers_agree_with_torch(case):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    is_convolution = isinstance(case, convolution_cases.ConvolutionCase)
+    judge = torch_judge.convolution if is_convolution else torch_judge.fully_connected
+    x, w, dy = case.input(), case.weights(), case.output_gradient()
+    y = case.expected(x, w)
+    grads = case.expected_gradients(x, w, y, dy)
+    theirs = judge(x, w, dy, case, case.bias_values())
+    for ours, expected in zip((y, grads.dx, grads.dw, grads.db), theirs, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])

@@ -14,18 +14,29 @@ import openbnns
 import ports
 import pytest
 from cases import activation as activation_cases
+from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
+from cases import fully_connected as fully_connected_cases
 from cases import pooling as pooling_cases
-from cases.descriptors import activation_layer, image, pooling_parameters
+from cases.descriptors import (
+    activation_layer,
+    convolution_parameters,
+    image,
+    matrix,
+    pooling_parameters,
+    vector,
+    weights,
+)
 from cases.marks import marked
 from openbnns import c
 from oracles.tolerance import assert_close, assert_same_bits
 
 TESTS = Path(__file__).parent
 
+WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 SPLIT = [
     marked(case)
-    for case in pooling_cases.CASES + activation_cases.CASES
+    for case in pooling_cases.CASES + activation_cases.CASES + WEIGHTED
     if case.tags & {"split", "large"}
 ]
 
@@ -99,9 +110,33 @@ def activation_filter(options):
     return activation_layer(29, side, side, filter_params=options, alpha=0.5)
 
 
-@pytest.mark.parametrize(
-    ("create", "outputs"), [(pooling_filter, 3 * 20 * 20), (activation_filter, 3 * 40 * 40)]
-)
+def convolution_filter(options):
+    w = weights((5, 3, 3, 3), "float16", data=np.ones((5, 3, 3, 3), np.float16))
+    bias = vector(5, data=np.ones(5, np.float32))
+    parameters = convolution_parameters(
+        image((3, 40, 40)), w, image((5, 40, 40)), padding=(1, 1), bias=bias
+    )
+    return c.BNNSFilterCreateLayerConvolution(parameters, options)
+
+
+def fully_connected_filter(options):
+    parameters = c.BNNSLayerParametersFullyConnected(
+        i_desc=vector(3 * 40 * 40),
+        w_desc=matrix((7, 3 * 40 * 40), data=np.ones((7, 3 * 40 * 40), np.float32)),
+        o_desc=vector(7),
+    )
+    return c.BNNSFilterCreateLayerFullyConnected(parameters, options)
+
+
+FILTERS = {
+    pooling_filter: 3 * 20 * 20,
+    activation_filter: 3 * 40 * 40,
+    convolution_filter: 5 * 40 * 40,
+    fully_connected_filter: 7,
+}
+
+
+@pytest.mark.parametrize(("create", "outputs"), FILTERS.items())
 def test_callers_allocator_is_used_and_balanced(create, outputs):
     allocator = CountingAllocator()
     f = create(allocator.options())
@@ -118,7 +153,7 @@ def test_callers_allocator_is_used_and_balanced(create, outputs):
     assert allocator.strangers == 0
 
 
-@pytest.mark.parametrize("create", [pooling_filter, activation_filter])
+@pytest.mark.parametrize("create", FILTERS)
 def test_failing_allocator_gives_no_filter(create):
     given = CountingAllocator()
     create_once = create(given.options())
@@ -150,8 +185,8 @@ def test_lone_allocator_callback_is_refused():
 def test_many_filters_leave_nothing_behind():
     allocator = CountingAllocator()
     for _ in range(200):
-        c.BNNSFilterDestroy(pooling_filter(allocator.options()))
-        c.BNNSFilterDestroy(activation_filter(allocator.options()))
+        for create in FILTERS:
+            c.BNNSFilterDestroy(create(allocator.options()))
     assert allocator.blocks == {}
 
 
@@ -202,8 +237,9 @@ def test_any_number_of_threads_gives_the_same_bits(case, threads):
 
 def test_layers_limit_their_own_threads_with_the_same_bits(threads):
     threads(2)
-    case = next(p for p in pooling_cases.CASES if "split" in p.tags)
-    assert_same_results(case.results(num_threads=2), case.results(num_threads=1))
+    for module in (pooling_cases, convolution_cases, fully_connected_cases):
+        case = next(p for p in module.CASES if "split" in p.tags)
+        assert_same_results(case.results(num_threads=2), case.results(num_threads=1))
 
 
 def test_gumbel_has_the_same_bits_for_any_number_of_threads(threads):
@@ -252,6 +288,9 @@ def test_many_python_threads_at_once(threads):
     shared, x = case.layer(), case.input()
     activation = activation_cases.ActivationCase("tanh", (2, 3, 50, 67))
     expected_activation = activation.results()
+    weighted = [next(p for p in WEIGHTED if "split" in p.tags), fully_connected_cases.WIDE]
+    expected_weighted = [p.results() for p in weighted]
+    together, images = weighted[0].layer(), weighted[0].input()
     failures = []
 
     def work():
@@ -260,6 +299,9 @@ def test_many_python_threads_at_once(threads):
                 assert_same_results(case.results(), expected)
                 assert_same_results(activation.results(), expected_activation)
                 assert_same_bits(shared.apply(x), expected["y"])
+                for one, results in zip(weighted, expected_weighted, strict=True):
+                    assert_same_results(one.results(), results)
+                assert_same_bits(together.apply(images), expected_weighted[0]["y"])
         except BaseException as error:
             failures.append(error)
 
@@ -343,14 +385,16 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, has_bfloat16, pooling
+from cases import activation, convolution, fully_connected, has_bfloat16, pooling
 arrays = {"isa": np.array(openbnns.isa())}
-for case in pooling.CASES + activation.CASES:
-    needs = {case.dtype, case.stored}
-    if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
-        continue
-    for name, array in case.results().items():
-        arrays[f"{case} {name}"] = array if array.dtype.kind in "uf" else array.astype("f4")
+for family in (pooling, activation, convolution, fully_connected):
+    for case in family.CASES:
+        needs = {case.dtype, case.stored}
+        if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
+            continue
+        for name, array in case.results().items():
+            key = f"{family.__name__[6:]} {case} {name}"
+            arrays[key] = array if array.dtype.kind in "uf" else array.astype("f4")
 np.savez(os.environ["RESULTS"], **arrays)
 """
 
@@ -385,10 +429,14 @@ def test_instruction_sets_agree(tmp_path):
 
 def assert_close_between(one, two, name):
     """Two instruction sets may differ by rounding, so by one unit of the narrowest type in play;
-    sums of up to 1e5 terms of both signs (bias, alpha, the gradients of log-softmax) by more."""
+    sums of up to 1e5 terms of both signs (bias, alpha, the gradients of log-softmax) by more, sums
+    of products of the size of one by a little more."""
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
-    is_sum = name.endswith("sum") or name.startswith("log_softmax")
-    np.testing.assert_allclose(one, two, rtol=unit, atol=4e-4 if is_sum else 4e-6, err_msg=name)
+    family, rest = name.split(" ", 1)
+    absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
+    if name.endswith("sum") or rest.startswith("log_softmax"):
+        absolute = 4e-4
+    np.testing.assert_allclose(one, two, rtol=unit, atol=absolute, err_msg=name)
 
 
 def test_unknown_instruction_set_falls_back():
@@ -413,6 +461,34 @@ def test_failing_calls_leave_outputs_alone():
     assert is_sentinel(y)
 
 
+@pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
+def test_failing_backward_calls_leave_gradients_alone(case):
+    layer, x, dy = case.layer(), case.input(), case.output_gradient()
+    (dx, _), (dw, _) = case.empty_input(), case.empty_weights()
+    targets = {"input_gradient": dx, "weights_gradient": dw}
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply_backward(None, None, dy, **targets)  # the weights gradient needs x
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply_backward(x, None, dy[:1], **targets)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply_backward(x, None, dy, **targets, bias_gradient=np.zeros(1, np.float32))
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply_backward(x, None, dy, **targets)
+    assert is_sentinel(dx)
+    assert is_sentinel(dw)
+
+
+@pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
+def test_parameters_live_as_long_as_their_layer(case):
+    """The layer keeps the memory of arrays that nobody else holds any more."""
+    x, layer = case.input(), case.layer(weights=case.weights().copy())
+    expected = case.layer()(x)
+    noise = [np.full(case.weights_shape, 9, np.float32) for _ in range(50)]
+    assert_same_bits(layer(x), expected)
+    assert len(noise) == 50
+
+
 def test_import_invites_no_guests():
     code = """
 import sys
@@ -434,8 +510,13 @@ import numpy as np, openbnns
 x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
 print(openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2).apply(x).tolist())
 print(openbnns.ActivationLayer("relu", input=(2,)).apply(np.float32([[-1, 1]])).tolist())
+ones = np.ones((1, 1, 4, 4), np.float32)
+print(openbnns.ConvolutionLayer(ones, input=(1, 4, 4)).apply(x).tolist())
+print(openbnns.FullyConnectedLayer(ones[0, 0]).apply(x[0, 0]).tolist()[0])
 """
-    assert run_python(code).split("\n")[:2] == ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
+    expected = ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
+    expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]"]
+    assert run_python(code).splitlines() == expected
 
 
 def test_dtype_of_results_is_that_of_the_layer():

@@ -28,6 +28,10 @@ from openbnns import (
     PoolingLayer,
 )
 
+DOCUMENTED = (
+    "", ".activation", ".convolution", ".fully_connected", ".pooling", "._activations", "._config",
+    "._paths", "._spec",
+)  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
 
@@ -83,11 +87,41 @@ def test_spec_is_a_frozen_value():
         ArraySpec((6,), "uint8", bits=3),
         ArraySpec((4,), "uint8", bits=2, table=np.float32([1, 2, 3, 4])),
         ArraySpec((4,), "bfloat16"),
+        ArraySpec((4, 3), "float16", layout="column_major"),
+        ArraySpec((4, 3), strides=(4, 32), layout="column_major"),
+        ArraySpec((40, 3, 2, 2), "int8", scale=0.5, layout="OIHW_Pack32"),
     ],
     ids=repr,
 )
 def test_spec_survives_pickling(spec):
     assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_spec_layouts():
+    assert ArraySpec((2, 3), layout="column_major").strides == (4, 8)
+    assert ArraySpec((2, 3), layout="column_major") != ArraySpec((2, 3))
+    assert ArraySpec((2, 3), layout="column_major").packed.layout == "column_major"
+    packed = ArraySpec((40, 3, 2, 2), layout="OIHW_Pack32")
+    assert packed._array_shape == (2, 3, 2, 2, 32)
+    assert ArraySpec((2, 3), "int8", scale=2).with_layout("column_major").scale == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        ((2, 3), {"layout": "OIHW"}, "layout: expected column_major for 2 axes; got 'OIHW'"),
+        ((2,), {"layout": "column_major"}, "layout: expected None for 1 axes"),
+        ((2, 3), {"layout": "column_major", "strides": (16, 4)}, "strides: expected 2"),
+        (
+            (2, 3, 1, 1),
+            {"layout": "OIHW_Pack32", "strides": (4, 4, 4, 4)},
+            "strides: expected None for OIHW_Pack32",
+        ),
+    ],
+)
+def test_impossible_layouts_are_refused(shape, options, sentence):
+    with pytest.raises(ArrayError, match=sentence):
+        ArraySpec(shape, **options)
 
 
 def test_spec_like_keeps_strides_that_can_be_expressed():
@@ -1116,7 +1150,7 @@ def test_examples_in_docstrings():
     import doctest
     import importlib
 
-    for name in ("", ".activation", ".pooling", "._activations", "._config", "._paths", "._spec"):
+    for name in DOCUMENTED:
         result = doctest.testmod(importlib.import_module(f"openbnns{name}"))
         assert result.attempted > 0
         assert result.failed == 0

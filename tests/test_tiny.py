@@ -39,5 +39,25 @@ def test_pooling_forward_and_backward():
     assert grads.bias is None
 
 
+def test_convolution_forward_and_backward():
+    layer = openbnns.ConvolutionLayer(np.ones((1, 1, 2, 2), np.float32), input=(1, 3, 3))
+    x = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3)
+    y = layer(x)
+    np.testing.assert_array_equal(y[0, 0], [[12, 16], [24, 28]])
+    grads = layer.apply_backward(x, y, np.ones_like(y))
+    np.testing.assert_array_equal(grads.weights[0, 0], [[12, 16], [24, 28]])
+    assert grads.input.sum() == 16
+    assert grads.bias is None
+
+
+def test_fully_connected_forward_and_backward():
+    layer = openbnns.FullyConnectedLayer(np.float32([[3, 4]]), bias=np.float32([5]))
+    x = np.float32([[1, 2], [10, 20]])
+    np.testing.assert_array_equal(layer(x), [[16], [115]])
+    grads = layer.apply_backward(x, None, np.float32([[1], [2]]))
+    np.testing.assert_array_equal(grads.weights, [[21, 42]])
+    np.testing.assert_array_equal(grads.bias, [3])
+
+
 def test_c_interface():
     assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3

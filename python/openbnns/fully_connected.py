@@ -12,6 +12,7 @@ from ._activations import Activation, ActivationLike
 from ._errors import ArrayError, LayerCreationError
 from ._spec import (
     DATA_TYPES,
+    MAX_RANK,
     Array,
     ArraySpec,
     SpecLike,
@@ -64,9 +65,10 @@ class SparseWeights:
         return self._packed.nbytes
 
     def _operand(self) -> tuple[Any, ...]:
-        """The packed bytes, described as what they stand for."""
+        """The packed bytes, described as what they stand for; the last stride says how many."""
         operand = list(ArraySpec(self._packed.shape, "uint8")._operand())
-        operand[1:5] = _SPARSE_LAYOUT, self.shape[::-1], (), DATA_TYPES[self.data_type]
+        steps = (0,) * (MAX_RANK - 1) + (self.nbytes,)
+        operand[1:5] = _SPARSE_LAYOUT, self.shape[::-1], steps, DATA_TYPES[self.data_type]
         operand[10] = False  # no strides
         return tuple(operand)
 
@@ -228,6 +230,9 @@ class FullyConnectedLayer(ConvolutionLayer):
                 f"[{where}] {'coo' if starts is None else 'csr'}: expected a place for each of "
                 f"{given.size} values; got {indices.size // (2 if starts is None else 1)}"
             )
+        nonzeros = given.size
+        if nonzeros == 0:  # the C interface knows no empty list: one zero stands for it
+            given, indices, starts = np.zeros(1, given.dtype), np.zeros(2, np.uint64), None
         numerator, denominator = (0, 0) if sparsity is None else sparsity
         packed = _core.fully_connected_sparsify(
             where, rows, columns, given, DATA_TYPES[data_type], indices, starts, numerator,
@@ -236,7 +241,7 @@ class FullyConnectedLayer(ConvolutionLayer):
         memory = aligned((len(packed),), np.dtype(np.uint8))
         memory[...] = np.frombuffer(packed, np.uint8)
         memory.flags.writeable = False
-        return SparseWeights((rows, columns), data_type, given.size, memory)
+        return SparseWeights((rows, columns), data_type, nonzeros, memory)
 
 
 def _is_scipy_sparse(value: object) -> bool:

@@ -599,6 +599,46 @@ TEST(convolution_weight_layouts_hold_the_same_weights) {
       }
 }
 
+TEST(convolution_transposed_takes_weights_in_the_order_of_its_problem) {
+  Random random{21};
+  for (size_t groups : {1, 3})
+    for (bool use_client_ptr : {false, true}) {
+      Layer l;
+      l.transposed = true;
+      l.in = 6;
+      l.out = 9;
+      l.groups = groups;
+      l.n = l.kh = l.sy = 2;
+      l.kw = 3;
+      l.p = 8;
+      l.q = 7;
+      l.use_client_ptr = use_client_ptr;
+      l.set_outputs();
+      const Inputs plain = make_inputs(l, random);
+      const Results expected = run(l, plain);
+
+      // The same as (in, out / groups, kh, kw).
+      const size_t taps = l.kh * l.kw, in = l.in / groups, out = l.out / groups;
+      const auto place_of = [&](size_t k) {
+        const size_t i = k / taps % in, o = k / (taps * in);
+        return k % taps + taps * (o % out + out * (i + in * (o / out)));
+      };
+      Inputs ordered = plain;
+      for (Weights* w : {&ordered.w, &ordered.dw}) {
+        w->descriptor.layout = BNNSDataLayout4DFirstMajor;
+        const size_t size[] = {l.in, out, l.kh, l.kw};
+        std::copy_n(size, 4, w->descriptor.size);
+      }
+      for (size_t k = 0; k < plain.w.count(); ++k) ordered.w.set_at(place_of(k), plain.w.get(k));
+      const Results got = run(l, ordered);
+      CHECK(got.y.bytes == expected.y.bytes, "output with %zu groups", groups);
+      CHECK(got.dx.bytes == expected.dx.bytes, "dx with %zu groups", groups);
+      for (size_t k = 0; k < plain.w.count(); ++k)
+        CHECK(got.dw.get_at(place_of(k)) == expected.dw.get(k), "dw %zu with %zu groups: %g, expected %g", k, groups,
+              got.dw.get_at(place_of(k)), expected.dw.get(k));
+    }
+}
+
 TEST(convolution_strides_of_single_rows_and_columns_are_free) {
   Random random{13};
   for (size_t h : {1, 2})

@@ -110,11 +110,15 @@ class ConvolutionCase:
         )
 
     @property
-    def unit(self):
-        """Error of a sum against the sizes of its terms: Winograd may serve 3x3 taps."""
+    def may_use_winograd(self):
         steps = (self.stride, self.dilation)
         served = self.kernel == (3, 3) and steps == ((1, 1), (1, 1)) and self.groups == 1
-        return WINOGRAD if served and self.winograd is not False else SUM
+        return served and self.winograd is not False
+
+    @property
+    def unit(self):
+        """Error of a sum against the sizes of its terms."""
+        return WINOGRAD if self.may_use_winograd else SUM
 
     @property
     def multiplications(self):

@@ -91,6 +91,94 @@ static int activation_step(BNNSFilter activation) {
                                         IN, NULL, NULL);
 }
 
+/* kernel, stride, padding, groups, input channels; transposed ones go from POOLED to SIDE */
+typedef struct {
+    const char *name;
+    size_t kernel, stride, padding, groups, channels;
+    int transposed, winograd;
+    uint32_t activation;
+} Convolution;
+
+enum { WEIGHTS = 1024 * 1024 };
+static float w[WEIGHTS], dw[WEIGHTS];
+
+static BNNSNDArrayDescriptor array(BNNSDataLayout layout, const size_t *size, int rank, void *data) {
+    BNNSNDArrayDescriptor d = {0};
+    d.layout = layout;
+    for (int k = 0; k < rank; k++) d.size[k] = size[k];
+    d.data = data;
+    d.data_type = BNNSDataTypeFloat32;
+    return d;
+}
+
+static int convolution_step(BNNSFilter filter, const Convolution *c, size_t in_side, size_t out_side) {
+    size_t in_size = c->channels * in_side * in_side, out_size = CHANNELS * out_side * out_side;
+    size_t kernel[] = {c->kernel, c->kernel, c->channels / c->groups, CHANNELS}, bias = CHANNELS;
+    BNNSNDArrayDescriptor in_delta = image(in_side, c->channels, dx);
+    BNNSNDArrayDescriptor out_delta = image(out_side, CHANNELS, dy);
+    BNNSNDArrayDescriptor w_delta = array(BNNSDataLayoutConvolutionWeightsOIHW, kernel, 4, dw);
+    BNNSNDArrayDescriptor b_delta = array(BNNSDataLayoutVector, &bias, 1, db);
+    out_delta.data = out_side == POOLED ? dy : x;
+    if (BNNSFilterApplyBatch(filter, BATCH, x, in_size, z, out_size)) return 1;
+    return BNNSFilterApplyBackwardBatch(filter, BATCH, x, in_size, &in_delta, in_size, z, out_size,
+                                        &out_delta, out_size, &w_delta, &b_delta);
+}
+
+static int count_convolution(const Convolution *c) {
+    size_t in_side = c->transposed ? POOLED : SIDE, out_side = c->stride == 2 && !c->transposed ? POOLED : SIDE;
+    size_t kernel[] = {c->kernel, c->kernel, c->channels / c->groups, CHANNELS};
+    BNNSLayerParametersConvolution parameters = {0};
+    BNNSFilterParameters options = {0};
+    options.flags = BNNSFlagsUseClientPtr;
+    parameters.i_desc = image(in_side, c->channels, NULL);
+    parameters.o_desc = image(out_side, CHANNELS, NULL);
+    parameters.w_desc = array(BNNSDataLayoutConvolutionWeightsOIHW, kernel, 4, w);
+    parameters.x_stride = parameters.y_stride = c->stride;
+    parameters.x_padding = parameters.y_padding = c->padding;
+    parameters.groups = c->groups;
+    parameters.activation.function = c->activation;
+    BNNSFilter filter = c->transposed ? BNNSFilterCreateLayerTransposedConvolution(&parameters, &options)
+                                      : BNNSFilterCreateLayerConvolution(&parameters, &options);
+    if (!filter || obn_filter_set_winograd(filter, c->winograd)) return 1;
+    int failures = convolution_step(filter, c, in_side, out_side);
+    failures += convolution_step(filter, c, in_side, out_side);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += convolution_step(filter, c, in_side, out_side);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("convolution %s: %d\n", c->name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int fully_connected_step(BNNSFilter filter, size_t batch, size_t in, size_t out) {
+    size_t matrix[] = {in, out};
+    BNNSNDArrayDescriptor in_delta = array(BNNSDataLayoutVector, &in, 1, dx);
+    BNNSNDArrayDescriptor out_delta = array(BNNSDataLayoutVector, &out, 1, dy);
+    BNNSNDArrayDescriptor w_delta = array(BNNSDataLayoutRowMajorMatrix, matrix, 2, dw);
+    if (BNNSFilterApplyBatch(filter, batch, x, in, z, out)) return 1;
+    return BNNSFilterApplyBackwardBatch(filter, batch, x, in, &in_delta, in, z, out, &out_delta, out,
+                                        &w_delta, NULL);
+}
+
+static int count_fully_connected(size_t batch, size_t in, size_t out) {
+    size_t matrix[] = {in, out};
+    BNNSLayerParametersFullyConnected parameters = {0};
+    parameters.i_desc = array(BNNSDataLayoutVector, &in, 1, NULL);
+    parameters.o_desc = array(BNNSDataLayoutVector, &out, 1, NULL);
+    parameters.w_desc = array(BNNSDataLayoutRowMajorMatrix, matrix, 2, w);
+    parameters.activation.function = BNNSActivationFunctionTanh;
+    BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = fully_connected_step(filter, batch, in, out);
+    failures += fully_connected_step(filter, batch, in, out);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += fully_connected_step(filter, batch, in, out);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("fully connected %zux%zu to %zu: %d\n", batch, in, out, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 int main(void) {
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
@@ -130,6 +218,21 @@ int main(void) {
         BNNSFilterDestroy(activation);
         printf("activation %u: %d\n", (unsigned)functions[k], atomic_exchange(&allocations, 0));
     }
+
+    for (int i = 0; i < WEIGHTS; i++) w[i] = (float)(i % 13 - 6) / 64.0f;
+    static const Convolution convolutions[] = {
+        {"Winograd", 3, 1, 1, 1, CHANNELS, 0, 1, 0},   {"3x3", 3, 1, 1, 1, CHANNELS, 0, 0, 4},
+        {"1x1", 1, 1, 0, 1, CHANNELS, 0, -1, 0},       {"stride 2", 3, 2, 1, 1, CHANNELS, 0, -1, 1},
+        {"depthwise", 3, 1, 1, CHANNELS, CHANNELS, 0, -1, 0}, {"groups", 3, 1, 1, 4, CHANNELS, 0, -1, 0},
+        {"first layer", 7, 2, 3, 1, 3, 0, -1, 0},      {"one channel", 3, 1, 1, 1, 1, 0, -1, 0},
+        {"transposed", 4, 2, 1, 1, CHANNELS, 1, -1, 0},
+    };
+    for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
+        failures += count_convolution(&convolutions[k]);
+    failures += count_fully_connected(1, 1024, 1024);
+    failures += count_fully_connected(4, 1000, 70);
+    failures += count_fully_connected(64, 256, 256);
+    failures += count_fully_connected(200, 1024, 100);
 
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */
