@@ -81,8 +81,7 @@ Product simplified(const Product& given) {
   return turned;
 }
 
-// Packing b costs nothing where its rows are runs; plain then only spares packing a, and needs both operands at home in
-// the caches, or few enough columns that a is read only once.
+// Straight from the operands, when both are at home in the caches, or when c is so narrow that a is read only once.
 bool can_be_plain(const Product& p) {
   constexpr size_t kMostBytes = 96 << 10;  // gaps included
   constexpr size_t kFewColumns = 32, kShortRow = 64;

@@ -239,16 +239,17 @@ struct Strip {
 };
 
 // Where the tile of row panel r finds b, and what it fetches for those to come: the first panel reads b where it lies;
-// the second and third fetch the lines of the next columns, one per step of k. A panel all alone fetches its own.
-void place_b(const Strip& s, size_t r, size_t panels, Tile* t) {
-  constexpr size_t kLine = 16, kDistance = 16;  // floats, steps of k
+// the second and third fetch the lines of the next columns, one per step of k. (A panel all alone fetches nothing: rows
+// of b a power of two apart would throw each other out of the first-level cache.)
+void place_b(const Strip& s, size_t r, Tile* t) {
+  constexpr size_t kLine = 16;  // floats
   const Operand& operand = s.product.b;
   const float* b = floats(operand, s.first, s.column);
   t->b = r == 0 ? b : s.copy;
   t->b_step = r == 0 ? operand.row : kTileColumns;
-  const bool fetches_next = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
-  t->ahead = panels == 1 ? b + kDistance * operand.row : fetches_next ? b + kTileColumns + (r - 1) * kLine : nullptr;
-  t->ahead_step = t->ahead ? operand.row : 0;
+  const bool fetches = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
+  t->ahead = fetches ? b + kTileColumns + (r - 1) * kLine : nullptr;
+  t->ahead_step = fetches ? operand.row : 0;
 }
 
 void multiply_strip(const Strip& s) {
@@ -268,7 +269,7 @@ void multiply_strip(const Strip& s) {
     t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
     t.a_row = s.a ? 1 : p.a.row;
     t.a_step = s.a ? rows : p.a.column;
-    if (b_in_place) place_b(s, r, panels.count, &t);
+    if (b_in_place) place_b(s, r, &t);
     if (b_in_place && r == 0 && panels.count > 1) {
       copying.of_rows[rows](t, s.copy);
     } else {
