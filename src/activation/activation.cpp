@@ -246,6 +246,7 @@ void Activation::forward_dense(const float* x, float* y, size_t total) const {
   const ForwardRow forward = kernels_.forward[function_];
   if (is_softmax(function_)) {
     by_pieces(total / row_, std::max<size_t>(1, kPiece / row_), options().threads, [&](size_t first, size_t rows) {
+      if (!is_log()) return kernels_.softmax_rows(x + first * row_, y + first * row_, row_, rows);
       for (size_t i = first * row_; i < (first + rows) * row_; i += row_) forward(x + i, y + i, row_, alpha_, beta_);
     });
     return;

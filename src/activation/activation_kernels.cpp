@@ -292,6 +292,11 @@ float alpha_gradient(const float* x, const float* dy, size_t n) {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
+// Values before the first one of p (n) that a vector aligned to itself begins with; 0 where the row is short.
+size_t values_to_line(const float* p, size_t n) {
+  return n < 8 * kLanes ? 0 : (sizeof(F) - reinterpret_cast<uintptr_t>(p) % sizeof(F)) % sizeof(F) / sizeof(float);
+}
+
 float largest_of(const float* x, size_t n) {
   F m[4] = {splat(kMinusInfinity), splat(kMinusInfinity), splat(kMinusInfinity), splat(kMinusInfinity)};
   size_t i = 0;
@@ -302,24 +307,42 @@ float largest_of(const float* x, size_t n) {
   return largest(max(max(m[0], m[1]), max(m[2], m[3])));
 }
 
-void softmax(const float* x, float* y, size_t n, float, float) {
-  const F m = splat(largest_of(x, n));
-  F total = splat(0.0f);
+// y (n) = e^(x - m) and their sum; *next_largest becomes the maximum of next (n), found on the way: while exponentials
+// are computed a load and a comparison cost nothing.
+float exponentials(const float* x, float m, const float* next, float* y, size_t n, float* next_largest) {
+  const F shift = splat(m), rest = splat(kMinusInfinity);
+  F total = splat(0.0f), next_m = rest;
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    F e = exp_of_negative(load(x + i) - m);
+    F e = exp_in_sum(load(x + i) - shift);
     total += e;
+    next_m = max(next_m, load(next + i));
     store(y + i, e);
   }
   if (i < n) {
-    F e = exp_of_negative(load_first(x + i, n - i, splat(kMinusInfinity)) - m);
+    F e = exp_in_sum(load_first(x + i, n - i, rest) - shift);
     total += e;
+    next_m = max(next_m, load_first(next + i, n - i, rest));
     store_first(y + i, e, n - i);
   }
-  const F factor = splat(1.0f / sum(total));
-  for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, load(y + i) * factor);
-  if (i < n) store_first(y + i, load_first(y + i, n - i) * factor, n - i);
+  *next_largest = largest(next_m);
+  return sum(total);
 }
+
+void softmax_rows(const float* x, float* y, size_t n, size_t rows) {
+  float m = largest_of(x, n);
+  for (size_t r = 0; r < rows; ++r, x += n, y += n) {
+    float next_m;
+    const float* next = r + 1 < rows ? x + n : x;
+    const F factor = splat(1.0f / exponentials(x, m, next, y, n, &next_m));
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(y + i, load(y + i) * factor);
+    if (i < n) store_first(y + i, load_first(y + i, n - i) * factor, n - i);
+    m = next_m;
+  }
+}
+
+void softmax(const float* x, float* y, size_t n, float, float) { softmax_rows(x, y, n, 1); }
 
 // dx_i = y_i·(dy_i - Σ_j dy_j·y_j)
 void softmax_backward(const float* y, const float* dy, float* dx, size_t n, float, float) {
@@ -330,7 +353,9 @@ void softmax_backward(const float* y, const float* dy, float* dx, size_t n, floa
   for (; i + kLanes <= n; i += kLanes) products[0] += load(y + i) * load(dy + i);
   if (i < n) products[1] += load_first(y + i, n - i) * load_first(dy + i, n - i);
   const F mean = splat(sum((products[0] + products[1]) + (products[2] + products[3])));
-  for (i = 0; i + kLanes <= n; i += kLanes) store(dx + i, load(y + i) * (load(dy + i) - mean));
+  i = values_to_line(dx, n);  // whole lines: stores across two of them are slow
+  if (i > 0) store_first(dx, load_first(y, i) * (load_first(dy, i) - mean), i);
+  for (; i + kLanes <= n; i += kLanes) store(dx + i, load(y + i) * (load(dy + i) - mean));
   if (i < n) store_first(dx + i, load_first(y + i, n - i) * (load_first(dy + i, n - i) - mean), n - i);
 }
 
@@ -338,8 +363,8 @@ void log_softmax(const float* x, float* y, size_t n, float, float) {
   const F m = splat(largest_of(x, n));
   F total = splat(0.0f);
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) total += exp_of_negative(load(x + i) - m);
-  if (i < n) total += exp_of_negative(load_first(x + i, n - i, splat(kMinusInfinity)) - m);
+  for (; i + kLanes <= n; i += kLanes) total += exp_in_sum(load(x + i) - m);
+  if (i < n) total += exp_in_sum(load_first(x + i, n - i, splat(kMinusInfinity)) - m);
   const F log_total = log(splat(sum(total)));
   for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, (load(x + i) - m) - log_total);
   if (i < n) store_first(y + i, (load_first(x + i, n - i) - m) - log_total, n - i);
@@ -382,7 +407,7 @@ template <size_t vectors>
   if (log_of_it) {
     for (size_t i = 0; i < r; ++i)
       for (size_t k = 0; k < vectors; ++k)
-        total[k] += exp_of_negative(load_part(x + i * x_step + k * kLanes, n) - m[k]);
+        total[k] += exp_in_sum(load_part(x + i * x_step + k * kLanes, n) - m[k]);
     for (size_t k = 0; k < vectors; ++k) last[k] = log(total[k]);
     for (size_t i = 0; i < r; ++i)
       for (size_t k = 0; k < vectors; ++k)
@@ -391,7 +416,7 @@ template <size_t vectors>
   }
   for (size_t i = 0; i < r; ++i) {
     for (size_t k = 0; k < vectors; ++k) {
-      F e = exp_of_negative(load_part(x + i * x_step + k * kLanes, n) - m[k]);
+      F e = exp_in_sum(load_part(x + i * x_step + k * kLanes, n) - m[k]);
       total[k] += e;
       store_part(y + i * y_step + k * kLanes, e, n);
     }
@@ -514,6 +539,7 @@ constexpr obn::activation::Kernels table() {
   t.prelu = prelu;
   t.prelu_backward = prelu_backward;
   t.alpha_gradient = alpha_gradient;
+  t.softmax_rows = softmax_rows;
   t.softmax_columns = softmax_columns;
   t.softmax_columns_backward = softmax_columns_backward;
   t.add = add;

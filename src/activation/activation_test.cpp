@@ -252,6 +252,53 @@ TEST(activation_softmax_rows_and_columns_match_ref) {
   }
 }
 
+// Several rows at once, wherever they begin, are what each row is alone; gradients do not depend on the place either.
+TEST(activation_softmax_of_many_rows_at_any_address) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0.0f, 4.0f);
+  constexpr size_t kRows = 3;
+  for (Isa isa : kIsas) {
+    if (!has_isa(isa)) continue;
+    const Kernels& kernels = targets.at(isa);
+    for (size_t n : {1, 7, 16, 100, 127, 128, 131, 300}) {
+      const size_t total = kRows * n;
+      std::vector<float> x(total), dy(total), want(total), want_dx(total);
+      for (size_t i = 0; i < total; ++i) {
+        x[i] = normal(random);
+        dy[i] = normal(random);
+      }
+      x[n / 2] = NAN;
+      for (size_t i = 0; i < total; i += n) {
+        kernels.forward[BNNSActivationFunctionSoftmax](&x[i], &want[i], n, 0.0f, 0.0f);
+        kernels.from_y[BNNSActivationFunctionSoftmax](&want[i], &dy[i], &want_dx[i], n, 0.0f, 0.0f);
+        std::vector<float> y(n), dx(n);
+        ref::softmax(&x[i], y.data(), n, 1, false);
+        ref::softmax_backward(y.data(), &dy[i], dx.data(), n, 1, false);
+        for (size_t k = 0; k < n; ++k) {
+          CHECK(i == 0 ? std::isnan(want[i + k]) : is_close(want[i + k], y[k], 0.0, 3e-6), "%s y of %zu: %g, want %g",
+                name_of(isa), n, want[i + k], y[k]);
+          CHECK(i == 0 ? std::isnan(want_dx[i + k]) : is_close(want_dx[i + k], dx[k], 20.0, 1e-6),
+                "%s dx of %zu: %g, want %g", name_of(isa), n, want_dx[i + k], dx[k]);
+        }
+      }
+      for (size_t offset = 0; offset < 16; ++offset) {
+        std::vector<float> room(offset + total + 1, 77.0f);
+        float* at = room.data() + offset;
+        kernels.softmax_rows(x.data(), at, n, kRows);
+        CHECK(std::memcmp(at, want.data(), total * 4) == 0 && at[total] == 77.0f, "%s rows of %zu, offset %zu",
+              name_of(isa), n, offset);
+        std::copy(x.begin(), x.end(), at);
+        kernels.softmax_rows(at, at, n, kRows);
+        CHECK(std::memcmp(at, want.data(), total * 4) == 0, "%s rows of %zu in place", name_of(isa), n);
+        for (size_t i = 0; i < total; i += n)
+          kernels.from_y[BNNSActivationFunctionSoftmax](&want[i], &dy[i], at + i, n, 0.0f, 0.0f);
+        CHECK(std::memcmp(at, want_dx.data(), total * 4) == 0 && at[total] == 77.0f, "%s backward of %zu, offset %zu",
+              name_of(isa), n, offset);
+      }
+    }
+  }
+}
+
 TEST(activation_softmax_example_of_the_specification) {
   const float x[] = {3, 5, 1, 6, 2, 1, 4};
   const float want[] = {0.031415492f, 0.23213086f, 0.004251625f, 0.63099706f, 0.011557114f, 0.004251625f, 0.08539616f};

@@ -36,8 +36,8 @@ struct WeightArray {
   size_t count() const { return kw * kh * in * out; }
   size_t index(size_t kx, size_t ky, size_t i, size_t o) const {
     const auto at = [](size_t k) { return static_cast<ptrdiff_t>(k); };
-    return static_cast<size_t>(first + at(kx) * kx_step + at(ky) * ky_step + at(i) * in_step + at(o / block) * block_step +
-                               at(o % block) * out_step);
+    return static_cast<size_t>(first + at(kx) * kx_step + at(ky) * ky_step + at(i) * in_step +
+                               at(o / block) * block_step + at(o % block) * out_step);
   }
 };
 
@@ -48,8 +48,8 @@ struct WeightOrder {
   size_t groups;
 };
 
-// Refuses other layouts; a transposed convolution takes 4DFirstMajor too, as (in, out/G, kh, kw), which is the problem's
-// own order. Does not require data. Returns 0 or -1.
+// Refuses other layouts; a transposed convolution takes 4DFirstMajor too, as (in, out/G, kh, kw), which is the
+// problem's own order. Does not require data. Returns 0 or -1.
 int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const char* argument, WeightOrder order,
                  WeightArray* weights);
 

@@ -122,16 +122,17 @@ struct Image : Array {
 
 // W(kx, ky, i, o), numbered kx + kw·(ky + kh·(i + in·o)) whatever the layout.
 struct Weights : Array {
-  size_t kw = 0, kh = 0, in = 0, out = 0;
+  size_t kw = 0, kh = 0, in = 0, out = 0, groups = 1;
 
   Weights() = default;
-  Weights(BNNSDataType type, BNNSDataLayout layout, size_t o, size_t i, size_t h, size_t w, size_t gap = 0)
-      : kw(w), kh(h), in(i), out(o) {
+  Weights(BNNSDataType type, BNNSDataLayout layout, size_t o, size_t i, size_t h, size_t w, size_t gap, size_t groups)
+      : kw(w), kh(h), in(i), out(o), groups(groups) {
     descriptor.layout = layout;
     descriptor.data_type = type;
     const bool in_last = layout == BNNSDataLayoutConvolutionWeightsIOHrWr;
     const size_t size[] = {kw, kh, in_last ? out : in, in_last ? in : out};
-    std::copy_n(size, 4, descriptor.size);
+    const size_t first_major[] = {in * groups, out / groups, kh, kw};
+    std::copy_n(layout == BNNSDataLayout4DFirstMajor ? first_major : size, 4, descriptor.size);
     const bool is_packed = layout == BNNSDataLayoutConvolutionWeightsOIHW_Pack32;
     const size_t plane = (kw + gap) * kh + gap, stride[] = {1, kw + gap, plane, plane * size[2]};
     if (gap) std::copy_n(stride, 4, descriptor.stride);
@@ -143,7 +144,10 @@ struct Weights : Array {
     const size_t* size = descriptor.size;
     size_t s1 = descriptor.stride[1], s2 = descriptor.stride[2], s3 = descriptor.stride[3];
     if (s1 == 0) s1 = size[0], s2 = s1 * size[1], s3 = s2 * size[2];
+    const size_t of_group = out / groups;
     switch (descriptor.layout) {
+      case BNNSDataLayout4DFirstMajor:
+        return kx + kw * (ky + kh * (o % of_group + of_group * (o / of_group * in + i)));
       case BNNSDataLayoutConvolutionWeightsOIHW: return kx + ky * s1 + i * s2 + o * s3;
       case BNNSDataLayoutConvolutionWeightsOIHrWr: return kw - 1 - kx + (kh - 1 - ky) * s1 + i * s2 + o * s3;
       case BNNSDataLayoutConvolutionWeightsIOHrWr: return kw - 1 - kx + (kh - 1 - ky) * s1 + o * s2 + i * s3;
@@ -222,7 +226,7 @@ struct Layer {
   }
   Image input() const { return Image(x_type, n, in, h, w, x_step, x_gap, plane_gap, sample_gap, shift); }
   Image output() const { return Image(y_type, n, out, p, q, y_step, y_gap, plane_gap, sample_gap, shift); }
-  Weights weights() const { return Weights(w_type, layout, out, in / groups, kh, kw, w_gap); }
+  Weights weights() const { return Weights(w_type, layout, out, in / groups, kh, kw, w_gap, groups); }
 
   BNNSLayerParametersConvolution parameters(const Weights& weights, const Vector& bias) const {
     BNNSLayerParametersConvolution parameters = {};
@@ -443,6 +447,7 @@ Layer random_layer(Random& random) {
   (l.transposed ? l.q : l.w) = columns + random.below(random.one_in(4) ? 40 : 9);
   l.set_outputs(random.one_in(4) ? random.below(3) : 0, random.one_in(4) ? random.below(3) : 0);
   if (l.groups == 1) l.layout = kLayouts[random.below(4)];
+  if (l.transposed && random.one_in(3)) l.layout = BNNSDataLayout4DFirstMajor;
   if (random.one_in(3)) {
     l.x_type = kTypes[random.below(3)];
     l.w_type = kTypes[random.below(3)];
@@ -456,7 +461,9 @@ Layer random_layer(Random& random) {
     l.sample_gap = random.below(4);
     l.shift = random.below(4);
   }
-  if (random.one_in(4) && l.layout != BNNSDataLayoutConvolutionWeightsOIHW_Pack32) l.w_gap = random.below(3);
+  if (random.one_in(4) && l.layout != BNNSDataLayoutConvolutionWeightsOIHW_Pack32 &&
+      l.layout != BNNSDataLayout4DFirstMajor)
+    l.w_gap = random.below(3);
   if (random.one_in(2)) l.activation = kActivations[random.below(5)];
   l.has_bias = !random.one_in(4);
   l.use_client_ptr = random.one_in(2);
@@ -1047,7 +1054,7 @@ TEST(convolution_refuses_bad_layers_with_a_sentence) {
     refuse("input", [](P& p) { p.i_desc.size[1] = 0; });
     refuse("input", [](P& p) { p.i_desc.size[2] = SIZE_MAX; });
     refuse("output", [](P& p) { p.o_desc.stride[1] = 2; });
-    refuse("weights", [](P& p) { p.w_desc.layout = BNNSDataLayout4DFirstMajor; });
+    refuse("weights", [](P& p) { p.w_desc.layout = BNNSDataLayout4DLastMajor; });
     refuse("weights", [](P& p) { p.w_desc.data = nullptr; });
     refuse("weights", [](P& p) { p.w_desc.data = static_cast<std::byte*>(p.w_desc.data) + 1; });
     refuse("weights", [](P& p) { p.w_desc.size[2] = 5; });

@@ -52,8 +52,8 @@ int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const c
   const BNNSDataLayout layout = descriptor.layout;
   w.is_packed32 = layout == BNNSDataLayoutConvolutionWeightsOIHW_Pack32;
   const bool is_in_order = order.transposed && layout == BNNSDataLayout4DFirstMajor;
-  if (!is_in_order && layout != BNNSDataLayoutConvolutionWeightsOIHW && layout != BNNSDataLayoutConvolutionWeightsOIHrWr &&
-      layout != BNNSDataLayoutConvolutionWeightsIOHrWr && !w.is_packed32)
+  if (!is_in_order && !w.is_packed32 && layout != BNNSDataLayoutConvolutionWeightsOIHW &&
+      layout != BNNSDataLayoutConvolutionWeightsOIHrWr && layout != BNNSDataLayoutConvolutionWeightsIOHrWr)
     return fail("%s: expected one of the four layouts of convolution weights; got %s", argument, name_of(layout));
   BNNSNDArrayDescriptor lying = descriptor;
   if (w.is_packed32) {

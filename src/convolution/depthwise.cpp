@@ -37,6 +37,8 @@ constexpr size_t kPieceValues = size_t{1} << 15;     // read and written by one 
 constexpr size_t kSegmentValues = size_t{1} << 16;   // of one channel, summed in one go: bounds the rounding error
 constexpr size_t kLeastPieces = 16;                  // of the weight gradient
 constexpr size_t kMostSums = size_t{1} << 14;        // m·kh·kw: the weight gradient keeps a vector of each in scratch
+constexpr size_t kBlockValues = size_t{1} << 15;     // of the planes that the weight gradient reads in a row
+constexpr size_t kBlockSums = size_t{1} << 8;        // and of the sums it keeps meanwhile
 
 // The stage for `band` rows. False when it grows too large.
 bool lay_out(const Problem& s, bool is_gradient, size_t band, Plan* plan) {
@@ -79,16 +81,15 @@ void plan_bands(const Problem& s, bool is_gradient, Plan* plan) {
   const size_t aim = kStageFloats / row > largest_shift(s.y) ? kStageFloats / row - largest_shift(s.y) : 0;
   const size_t band = std::min(std::max(aim, kLeastRows), plan->rows);
   plan->bands = (plan->rows + band - 1) / band;
-  if (!lay_out(s, is_gradient, (plan->rows + plan->bands - 1) / plan->bands, plan)) {
-    lay_out(s, is_gradient, 1, plan);
-    plan->bands = plan->rows;
-  }
+  if (!lay_out(s, is_gradient, (plan->rows + plan->bands - 1) / plan->bands, plan)) lay_out(s, is_gradient, 1, plan);
+  plan->bands = (plan->rows + plan->band - 1) / plan->band;
 }
 
 void plan_problem(const Problem& s, Plan* plan) {
   plan->problem = s;
   plan->multiplier = s.out_channels / s.in_channels;
   plan->taps = as_size(s.x.kernel * s.y.kernel);
+  for (size_t r = 0; r < as_size(s.y.stride); ++r) plan->inside[r] = places_inside(s.y, r);
 }
 
 void plan_forward(const Problem& s, Plan* plan) {
@@ -137,11 +138,19 @@ void plan_input_gradient(const Problem& s, Plan* plan) {
   plan->begin[as_size(s.x.stride * s.y.stride)] = static_cast<uint16_t>(count);
 }
 
+size_t plane_values(const Problem& s) { return as_size(s.x.in * s.y.in + s.x.out * s.y.out); }
+
+// Channels whose weight gradients are summed together.
+size_t block_of(const Problem& s) {
+  const size_t sums = s.out_channels / s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  return std::clamp(std::min(kBlockValues / plane_values(s), kBlockSums / sums), size_t{1}, s.in_channels);
+}
+
 // Enough parts for all threads, and none so long that its float32 sums grow inaccurate.
 size_t segments_of(const Problem& s) {
-  const size_t values = as_size(s.x.out * s.y.out);
+  const size_t values = as_size(s.x.out * s.y.out), blocks = (s.in_channels + block_of(s) - 1) / block_of(s);
   const size_t for_accuracy = (s.batch * values + kSegmentValues - 1) / kSegmentValues;
-  const size_t for_threads = (kLeastPieces + s.in_channels - 1) / s.in_channels;
+  const size_t for_threads = (kLeastPieces + blocks - 1) / blocks;
   return std::clamp(std::max(for_accuracy, for_threads), size_t{1}, s.batch);
 }
 
@@ -152,8 +161,6 @@ void by_units(size_t units, size_t values, size_t threads, const Body& body) {
   parallel((units + per_piece - 1) / per_piece, threads,
            [&](size_t i) { body(i * per_piece, std::min(per_piece, units - i * per_piece)); });
 }
-
-size_t plane_values(const Problem& s) { return as_size(s.x.in * s.y.in + s.x.out * s.y.out); }
 
 }  // namespace
 
@@ -195,17 +202,16 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
   Plan plan;
   plan_forward(s, &plan);
   plan.segments = segments_of(s);
+  plan.block = block_of(s);
   const size_t segments = plan.segments, per_channel = plan.multiplier * plan.taps, all = s.in_channels * per_channel;
+  const size_t blocks = (s.in_channels + plan.block - 1) / plan.block;
   float* sums = reinterpret_cast<float*>(work);  // (segments, O, kh, kw)
-  by_units(s.in_channels * segments, plane_values(s) * plan.multiplier * s.batch / segments, threads,
-           [&](size_t first, size_t count) {
-             for (size_t i = first; i < first + count; ++i) {
-               const size_t c = i / segments, part = i % segments;
-               const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
-               kernels.weight_gradient(plan, call, c, from, to - from, sums + part * all + c * per_channel,
-                                       scratch());
-             }
-           });
+  parallel(blocks * segments, threads, [&](size_t i) {
+    const size_t c = i % blocks * plan.block, part = i / blocks;
+    const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
+    kernels.weight_gradient(plan, call, c, std::min(plan.block, s.in_channels - c), from, to - from,
+                            sums + part * all + c * per_channel, scratch());
+  });
   for (size_t i = 0; i < all; ++i) {
     double total = call.accumulate ? call.dw[i] : 0.0;
     for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];

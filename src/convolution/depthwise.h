@@ -54,6 +54,8 @@ struct Plan {
   size_t band;
   size_t bands;
 
+  Places inside[kMostPhases];  // of the rows, by residue
+
   // Forward and dx. The groups of phase (ry, rx) are those from begin[ry·sx + rx] on; forward has one phase.
   Group groups[kMostTaps];
   uint16_t begin[kMostPhases + 1];
@@ -63,15 +65,16 @@ struct Plan {
   size_t chain_count;
   uint32_t column[kMostTaps];  // of kx in the stage
   size_t segments;             // parts of the batch that are summed on their own
+  size_t block;                // channels done together: their planes follow each other in memory
 };
 
 // One implementation. A unit is one band of one plane of all N·C; `work` is a block of kScratchBytes.
 struct Kernels {
   void (*forward)(const Plan&, const Forward&, size_t first_unit, size_t units, std::byte* work);
   void (*input_gradient)(const Plan&, const InputGradient&, size_t first_unit, size_t units, std::byte* work);
-  // Sums (m, kh, kw) of one channel over samples [first, first + count).
-  void (*weight_gradient)(const Plan&, const WeightGradient&, size_t channel, size_t first, size_t count, float* sums,
-                          std::byte* work);
+  // Sums (channels, m, kh, kw) of channels [channel, channel + channels) over samples [first, first + count).
+  void (*weight_gradient)(const Plan&, const WeightGradient&, size_t channel, size_t channels, size_t first,
+                          size_t count, float* sums, std::byte* work);
 };
 
 extern const Targets<Kernels> targets;

@@ -9,7 +9,6 @@ namespace obn::OBN_TARGET::convolution::depthwise {
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
 using obn::convolution::Places;
-using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::depthwise::Chain;
@@ -23,6 +22,23 @@ namespace {
 constexpr size_t kRowsAtOnce = 8;   // output rows kept in registers
 constexpr size_t kColumnsAtOnce = 3;  // dw: kernel columns whose sums are kept in registers
 constexpr size_t kGradientRows = 4;   // dw: rows of dz kept in registers
+
+// Walks over the units of a piece: bands of plane c of sample n. Small planes feel every division.
+struct Walk {
+  size_t n, c, band;
+
+  Walk(const Plan& plan, size_t unit)
+      : n(unit / plan.bands / plan.problem.in_channels),
+        c(unit / plan.bands % plan.problem.in_channels),
+        band(unit % plan.bands) {}
+  [[gnu::always_inline]] inline void advance(const Plan& plan) {
+    if (++band < plan.bands) return;
+    band = 0;
+    if (++c < plan.problem.in_channels) return;
+    c = 0;
+    ++n;
+  }
+};
 
 // ---- the stage ----
 
@@ -61,14 +77,14 @@ void stage_input(const Plan& plan, const float* x, size_t x_row, size_t from, si
   const size_t rows = plan.stage_rows - plan.band + count, stride = as_size(y.stride);
   for (size_t r = 0; r < stride; ++r) {
     float* line = stage + r * plan.stage_rows * plan.line;
-    const Places inside = places_inside(y, r);
+    const Places inside = plan.inside[r];
     const size_t first = least(most(inside.first, from) - from, rows);
     const size_t end = least(most(inside.end, from + first) - from, rows);
-    fill_zeros(line, first * plan.line);
+    if (first > 0) fill_zeros(line, first * plan.line);
     if (first < end)
       split_rows(plan, x + (stride * (from + first) + r - as_size(y.before)) * x_row, stride * x_row, end - first,
                  line + first * plan.line);
-    fill_zeros(line + end * plan.line, (rows - end) * plan.line);
+    if (end < rows) fill_zeros(line + end * plan.line, (rows - end) * plan.line);
   }
 }
 
@@ -183,12 +199,12 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
   const Problem& s = plan.problem;
   const size_t columns = as_size(s.x.out);
   float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
-  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
-    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
-    const size_t from = unit % plan.bands * plan.band;
-    if (from >= plan.rows) continue;
-    const size_t rows = least(plan.band, plan.rows - from);
-    stage_input(plan, f.x.data + n * f.x.sample + c * f.x.plane, f.x.row, from, rows, stage);
+  Walk walk(plan, first_unit);
+  for (size_t i = 0; i < units; ++i, walk.advance(plan)) {
+    const size_t n = walk.n, c = walk.c, from = walk.band * plan.band, rows = least(plan.band, plan.rows - from);
+    const float* x = f.x.data + n * f.x.sample + c * f.x.plane;
+    stage_input(plan, x, f.x.row, from, rows, stage);
+    if (c + 1 < s.in_channels) fetch_ahead(x + f.x.plane, f.x.plane);
     for (size_t o = c * plan.multiplier; o < (c + 1) * plan.multiplier; ++o) {
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
       const float start = f.bias ? f.bias[o] : 0.0f;
@@ -206,7 +222,7 @@ void gather_rows(const Plan& plan, const float* stage, const float* w, size_t ry
                  bool accumulate, float* dx, size_t dx_row, float* lines) {
   const Problem& s = plan.problem;
   const size_t sx = as_size(s.x.stride), sy = as_size(s.y.stride), n = as_size(s.x.in), left = as_size(s.x.before);
-  const Places y = places_inside(s.y, ry);
+  const Places y = plan.inside[ry];
   const size_t first = y.first > from ? y.first : from, end = least(y.end, from + rows);
   if (first >= end) return;
   dx += (sy * first + ry - as_size(s.y.before)) * dx_row;
@@ -237,15 +253,15 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
   const Problem& s = plan.problem;
   float* stage = begin_stage(plan, reinterpret_cast<float*>(work));
   float* lines = reinterpret_cast<float*>(work) + round_up(plan.stage_floats);
-  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
-    const size_t n = unit / plan.bands / s.in_channels, c = unit / plan.bands % s.in_channels;
-    const size_t from = unit % plan.bands * plan.band;
-    if (from >= plan.rows) continue;
-    const size_t rows = least(plan.band, plan.rows - from);
+  Walk walk(plan, first_unit);
+  for (size_t i = 0; i < units; ++i, walk.advance(plan)) {
+    const size_t n = walk.n, c = walk.c, from = walk.band * plan.band, rows = least(plan.band, plan.rows - from);
     float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane;
     for (size_t j = 0; j < plan.multiplier; ++j) {
       const size_t o = c * plan.multiplier + j;
-      stage_gradient(plan, g.dz.data + n * g.dz.sample + o * g.dz.plane, g.dz.row, from, rows, stage);
+      const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane;
+      stage_gradient(plan, dz, g.dz.row, from, rows, stage);
+      if (o + 1 < s.out_channels) fetch_ahead(dz + g.dz.plane, g.dz.plane);
       const float start = g.bias && j == 0 ? g.bias[c] : 0.0f;
       for (size_t ry = 0; ry < as_size(s.y.stride); ++ry)
         gather_rows(plan, stage, g.w + o * plan.taps, ry, from, rows, start, g.accumulate || j > 0, dx, g.dx.row,
@@ -332,33 +348,46 @@ const float* widen(const float* dz, size_t dz_row, size_t rows, size_t columns, 
   return to;
 }
 
-void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t first, size_t count, float* dw,
-                     std::byte* work) {
-  const Problem& s = plan.problem;
-  const size_t kw = as_size(s.x.kernel), columns = as_size(s.x.out), all = plan.multiplier * plan.taps;
-  F* sums = reinterpret_cast<F*>(work);  // (m, kh, kw) vectors, and some more
+// sums (m, kh, kw) of one band of one plane.
+void add_band(const Plan& plan, const float* stage, const float* dz, size_t dz_row, size_t dz_plane, size_t rows,
+              float* wide, F* sums) {
+  const size_t kw = as_size(plan.problem.x.kernel), columns = as_size(plan.problem.x.out);
+  const bool widens = kLanes < 16 && columns < kLanes;
+  for (size_t j = 0; j < plan.multiplier; ++j, dz += dz_plane) {
+    const float* rows_of_dz = widens ? widen(dz, dz_row, rows, columns, wide) : dz;
+    for (size_t i = 0; i < plan.chain_count; ++i) {
+      const Chain& chain = plan.chains[i];
+      for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
+        const size_t now = least(kColumnsAtOnce, kw - kx);
+        kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, rows_of_dz,
+                                             widens ? kLanes : dz_row, rows, columns, sums + j * plan.taps + kx,
+                                             chain.ky, kw});
+      }
+    }
+  }
+}
+
+void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t channels, size_t first,
+                     size_t count, float* dw, std::byte* work) {
+  const size_t per_channel = plan.multiplier * plan.taps, all = channels * per_channel;
+  F* sums = reinterpret_cast<F*>(work);  // (channels, m, kh, kw) vectors, and some more
   float* memory = reinterpret_cast<float*>(work) + (all + kPad) * kPad;
   float* stage = begin_stage(plan, memory);
   float* wide = memory + round_up(plan.stage_floats);  // (band, kLanes)
-  const bool widens = kLanes < 16 && columns < kLanes;
   for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
   for (size_t n = first; n < first + count; ++n) {
-    for (size_t from = 0; from < plan.rows; from += plan.band) {
-      const size_t rows = least(plan.band, plan.rows - from);
-      stage_input(plan, g.x.data + n * g.x.sample + channel * g.x.plane, g.x.row, from, rows, stage);
-      for (size_t j = 0; j < plan.multiplier; ++j) {
-        const size_t o = channel * plan.multiplier + j;
-        const float* dz = g.dz.data + n * g.dz.sample + o * g.dz.plane + from * g.dz.row;
-        const float* wide_dz = widens ? widen(dz, g.dz.row, rows, columns, wide) : dz;
-        for (size_t i = 0; i < plan.chain_count; ++i) {
-          const Chain& chain = plan.chains[i];
-          for (size_t kx = 0; kx < kw; kx += kColumnsAtOnce) {
-            const size_t now = least(kColumnsAtOnce, kw - kx);
-            kMultiply[chain.count - 1][now - 1]({stage + chain.row * plan.line, plan.line, plan.column + kx, wide_dz,
-                                                 widens ? kLanes : g.dz.row, rows, columns,
-                                                 sums + j * plan.taps + kx, chain.ky, kw});
-          }
+    for (size_t c = channel; c < channel + channels; ++c) {
+      const float* x = g.x.data + n * g.x.sample + c * g.x.plane;
+      const float* dz = g.dz.data + n * g.dz.sample + c * plan.multiplier * g.dz.plane;
+      for (size_t from = 0; from < plan.rows; from += plan.band) {
+        const size_t rows = least(plan.band, plan.rows - from);
+        stage_input(plan, x, g.x.row, from, rows, stage);
+        if (c + 1 < channel + channels) {
+          fetch_ahead(x + g.x.plane, g.x.plane);
+          fetch_ahead(dz + plan.multiplier * g.dz.plane, g.dz.plane);
         }
+        add_band(plan, stage, dz + from * g.dz.row, g.dz.row, g.dz.plane, rows, wide,
+                 sums + (c - channel) * per_channel);
       }
     }
   }

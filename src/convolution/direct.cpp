@@ -22,7 +22,8 @@ extern const obn::convolution::direct::Kernels kernels;
 namespace obn::convolution::direct {
 
 #if defined(OBN_X86)
-constinit const Targets<Kernels> targets = {&portable::convolution::direct::kernels, &avx2::convolution::direct::kernels,
+constinit const Targets<Kernels> targets = {&portable::convolution::direct::kernels,
+                                            &avx2::convolution::direct::kernels,
                                             &avx512::convolution::direct::kernels, nullptr};
 #else
 constinit const Targets<Kernels> targets = {&portable::convolution::direct::kernels, nullptr, nullptr, nullptr};
@@ -31,14 +32,14 @@ constinit const Targets<Kernels> targets = {&portable::convolution::direct::kern
 namespace {
 
 constexpr size_t kScratchFloats = kScratchBytes / sizeof(float);
-constexpr size_t kSlack = 64;                           // floats behind a frame that tiles may read
-constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves room for others in a second cache of 1 MiB
+constexpr size_t kSlack = 2 * kFrameSlack;              // with what rounding to cache lines needs
+constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves room in a second cache of 1 MiB
 constexpr size_t kHardFloats = kScratchFloats / 8 * 5;  // a frame when it must be
 constexpr size_t kSumFloats = size_t{96} << 10;         // sums of one piece of the weight gradient
 constexpr size_t kPixels = 512;                         // of a block, about
-constexpr size_t kDepth = 256;                          // values of k done in a row with pixels in lanes: their weights
-                                                        // stay in the first cache
-constexpr size_t kTurnedDepth = 1024;                   // with output channels in lanes, where weights are streamed
+constexpr size_t kDepth = 256;                          // values of k done in a row with pixels in lanes: their
+                                                        // weights stay in the first cache
+constexpr size_t kTurnedDepth = 1024;                   // with outputs in lanes, where weights are streamed
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
@@ -164,12 +165,12 @@ void measure(const Taps& x, const Taps& y, Block* b) {
   b->channel = std::max<size_t>(1, x.slots * y.slots) * b->slot;
 }
 
-// Where only single values are read from a frame, its rows may begin on cache lines: copies then never write half lines.
-// Not where that needs much more memory. An odd number of lines per channel spreads channels over the cache.
+// Where only single values are read from a frame, its rows may begin on cache lines: copies then write whole lines. Not
+// where that needs much more memory. An odd number of lines per channel spreads channels over the cache.
 void align_frame(Block* b) {
   constexpr size_t kLine = kAlignment / sizeof(float);
   const size_t pitch = round_up(b->pitch, kLine);
-  if (pitch - b->pitch > pitch / 8) return;
+  if (pitch - b->pitch > pitch / 8 || 2 * b->channel > kHardFloats) return;
   b->slot = b->slot / b->pitch * pitch;
   b->channel = b->channel / b->pitch * pitch;
   b->pitch = pitch;
@@ -181,7 +182,8 @@ void align_frame(Block* b) {
 Block choose_block(const Taps& x, const Taps& y, size_t pixels, size_t channels, size_t others, size_t soft,
                    size_t columns_unit) {
   Block b{};
-  b.columns = x.count() <= pixels ? x.count() : round_up(divide_up(x.count(), divide_up(x.count(), pixels)), columns_unit);
+  b.columns = divide_up(x.count(), divide_up(x.count(), pixels));
+  if (b.columns < x.count()) b.columns = round_up(b.columns, columns_unit);
   b.rows = std::clamp<size_t>(pixels / (b.columns + as_size(x.span) - 1), 1, y.count());
   measure(x, y, &b);
   while (channels * b.channel + others * b.rows * b.columns > soft) {
@@ -220,9 +222,14 @@ void choose_lanes(const Kernels& kernels, Correlation* c) {
   const size_t pixels_across = std::min(by_rows, in_one) * kernels.tile_columns * c->out_channels;
   const size_t outputs_across = filled * 4 * b.rows * b.columns;
   c->outputs_in_lanes = c->in_place ? outputs_across < pixels_across : outputs_across <= pixels_across;
+  // sums in scratch twice, and a frame that may yet be aligned
+  const size_t run = as_size(c->x.phases) * round_up(run_length(b), kernels.tile_columns);
+  if (3 * run * kernels.tile_columns > kScratchFloats - kHardFloats) c->outputs_in_lanes = false;
   if (c->outputs_in_lanes) c->by_rows = c->in_place = false;
   c->panels = divide_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : kernels.tile_rows);
 }
+
+size_t column_pieces(const Correlation& c) { return divide_up(c.block.column_blocks, c.blocks_at_once); }
 
 // Fills block and what follows from it; false where scratch cannot hold it.
 bool plan_blocks(const Kernels& kernels, Correlation* c) {
@@ -241,8 +248,12 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t slack = kernels.lanes * kernels.tile_columns;  // read behind the last one
   const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
   if (places < 2) return false;
-  const size_t pieces = c->batch * c->groups * b.row_blocks * b.column_blocks;
-  const size_t multiplications = pieces * b.rows * b.columns * c->w_group;
+  const size_t blocks = c->batch * c->groups * b.row_blocks * b.column_blocks;
+  const bool has_one_tap = c->x.span == 1 && c->y.span == 1 && c->x.step == 1;
+  c->fetches_next = c->in_place && has_one_tap && b.row_blocks == 1 && b.rows == 1;
+  c->blocks_at_once = c->fetches_next ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
+  const size_t pieces = column_pieces(*c) * c->batch * c->groups * b.row_blocks;
+  const size_t multiplications = blocks * b.rows * b.columns * c->w_group;
   c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
   if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
@@ -291,14 +302,14 @@ size_t packed_floats(const Kernels& kernels, const Correlation& c, size_t taps) 
 size_t correlation_bytes(const Kernels& kernels, const Problem& s, bool is_gradient) {
   const Correlation c = outline(s, is_gradient);
   const size_t taps = as_size(s.x.kernel * s.y.kernel), phases = as_size(c.x.phases * c.y.phases);
-  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) + bytes_of<size_t>(offsets_of(c, taps)) +
-         bytes_of<float>(packed_floats(kernels, c, taps));
+  return bytes_of_taps(s.x, c.x) + bytes_of_taps(s.y, c.y) + bytes_of<Phase>(phases) +
+         bytes_of<size_t>(offsets_of(c, taps)) + bytes_of<float>(packed_floats(kernels, c, taps));
 }
 
 // Lists the phases, with the distance of every k from the pixel.
 void list_phases(const Kernels& kernels, Correlation* c, size_t offsets_capacity, Arena* arena) {
   const Block& b = c->block;
-  const size_t packed_channels = c->outputs_in_lanes ? round_up(c->out_channels, kernels.tile_columns) : c->out_channels;
+  const size_t packed_channels = round_up(c->out_channels, c->outputs_in_lanes ? kernels.tile_columns : 1);
   Phase* phase = arena->take<Phase>(as_size(c->x.phases * c->y.phases));
   size_t* next = arena->take<size_t>(offsets_capacity);
   c->phases = phase;
@@ -335,7 +346,7 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   if (multiplications < kSmallCall) threads = 1;
   parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
            [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
-  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * c.block.column_blocks, threads,
+  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * column_pieces(c), threads,
            [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
 }
 
@@ -388,7 +399,8 @@ bool plan_sums(const Kernels& kernels, size_t used, WeightSum* g) {
   const size_t pieces = g->groups * divide_up(g->in_channels, b.channels) * divide_up(g->panels, g->panels_at_once);
   const size_t sums = g->groups * g->panels * kernels.tile_columns * g->in_channels * used;
   const size_t blocks = g->batch * b.row_blocks * b.column_blocks;
-  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), kMaxSums / std::max<size_t>(1, sums), blocks}));
+  const size_t affordable = kMaxSums / std::max<size_t>(1, sums);
+  g->parts = std::max<size_t>(1, std::min({divide_up(kMaxParts, pieces), affordable, blocks}));
   return true;
 }
 
@@ -465,7 +477,7 @@ void weight_gradient(const Kernels& kernels, const Problem& problem, const Weigh
       }
     }
   }
-  const size_t multiplications = s.batch * s.groups * g.in_channels * g.out_channels * g.taps * as_size(s.x.out * s.y.out);
+  const size_t multiplications = s.batch * s.in_channels * g.out_channels * g.taps * as_size(s.x.out * s.y.out);
   if (multiplications < kSmallCall) threads = 1;
   const size_t pieces = g.groups * divide_up(g.in_channels, b.channels) * divide_up(g.panels, g.panels_at_once);
   g.sums = arena.take<float>(0);

@@ -8,7 +8,10 @@
 //
 // A block of the input is copied into scratch (a frame), its padding as zeros and its rows and columns split by
 // remainder modulo `step` (slots). There every tap is one distance from the output position, whatever kernel, stride,
-// dilation and padding are: out(m, pixel) = Σ_k a(m, k) · frame[offset(k) + pixel], k = (c, ty, tx), pixel = i·pitch + j.
+// dilation and padding are:
+//   out(m, pixel) = Σ_k a(m, k) · frame[offset(k) + pixel], k = (c, ty, tx), pixel = i·pitch + j
+// Padding takes part as zeros, so where an infinite or NaN weight (in the weight gradient: gradient) meets padding, the
+// sum is NaN; the formula leaves padding out. Input values stay within their windows.
 // Either pixels lie across the lanes and weights are broadcast, or output channels do and pixels are broadcast: then no
 // lane is spent on the columns between the rows of the frame, but sums must be transposed on their way out.
 // The weight gradient sums over the pixels of the same frame.
@@ -17,6 +20,8 @@
 #include "convolution/convolution.h"
 
 namespace obn::convolution::direct {
+
+inline constexpr size_t kFrameSlack = 64;  // floats behind a frame that tiles may read
 
 struct Tap {
   int64_t index;  // in the kernel
@@ -84,6 +89,8 @@ struct Correlation {
   size_t parts;              // pieces that output channels are cut into
   bool by_rows;              // tiles stay in a row of the frame; else they run over its end into the next
   bool in_place;             // tiles are added up in the output itself, not in scratch
+  bool fetches_next;         // one row, one tap: while a block is computed, the next one is fetched
+  size_t blocks_at_once;     // column blocks of a piece
 };
 
 struct WeightSum {
@@ -114,7 +121,7 @@ struct Kernels {
 
   // Packs one panel of one group's weights.
   void (*pack_weights)(const Correlation&, size_t group, size_t panel);
-  // Computes one piece: (sample, group, part of the panels, row block, column block).
+  // Computes one piece: (sample, group, part of the panels, row block, some column blocks).
   void (*correlate)(const Correlation&, size_t piece, float* scratch);
   // Sums over one part of the pixels: piece = (part, group, panels, channels).
   void (*sum_weights)(const WeightSum&, size_t piece, float* scratch);

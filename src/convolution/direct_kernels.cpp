@@ -11,6 +11,7 @@ namespace obn::OBN_TARGET::convolution::direct {
 using obn::convolution::Planes;
 using obn::convolution::direct::Block;
 using obn::convolution::direct::Correlation;
+using obn::convolution::direct::kFrameSlack;
 using obn::convolution::direct::Kernels;
 using obn::convolution::direct::Phase;
 using obn::convolution::direct::Tap;
@@ -19,7 +20,7 @@ using obn::convolution::direct::WeightSum;
 
 namespace {
 
-constexpr size_t kSlack = 64;  // floats behind a frame that a tile may read
+constexpr size_t kLine = 16;  // floats of a cache line
 
 OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 OBN_INLINE size_t round_up(size_t a, size_t b) { return (a + b - 1) / b * b; }
@@ -116,13 +117,44 @@ OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size
   const float* from = plane + (v + static_cast<int64_t>(inside.low) * y.step) * static_cast<int64_t>(plane_row) + u;
   for (size_t i = 0; i < inside.low * pitch; i += kLanes) store(to + i, F{});
   float* body = to + inside.low * pitch;
-  for (size_t j = (pitch - 1) / kLanes * kLanes + kLanes; count > 0 && j > 0;) {
+  size_t j = 0;
+  if (count == 1 && step == 1 && across.low == 0) {  // one long row: in its own order, which the machine expects
+    for (; j + kLanes <= across.high; j += kLanes) store(body + j, load(from + j));
+  }
+  const size_t done = j;
+  for (j = round_up(pitch, kLanes); count > 0 && j > done;) {
     j -= kLanes;
-    Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
-                     across.high > j ? smaller(across.high - j, kLanes) : 0};
+    const Range columns = {across.low > j ? smaller(across.low - j, kLanes) : 0,
+                           across.high > j ? smaller(across.high - j, kLanes) : 0};
     copy_columns(from + j * step, from_row, step, columns, count, body + j, pitch);
   }
   for (size_t i = inside.high * pitch; i < rows * pitch; i += kLanes) store(to + i, F{});
+}
+
+// Both remainders of a row with step 2 at once: value (v, u) of the plane begins those of remainder 0, (v, u + 1) those
+// of remainder 1. Only for a pitch of whole vectors, where nothing spills over.
+OBN_INLINE void copy_pair_of_slots(const Taps& x, const Taps& y, const float* plane, size_t plane_row, int64_t v,
+                                   int64_t u, size_t rows, size_t pitch, float* to_even, float* to_odd) {
+  const Range inside = range_of(v, y.step, y.in, rows), across = range_of(u, 1, x.in, 2 * pitch);
+  const size_t from_row = static_cast<size_t>(y.step) * plane_row;
+  const float* from = plane + v * static_cast<int64_t>(plane_row) + u;
+  for (size_t j = 0; j < pitch; j += kLanes) {
+    size_t low[2], high[2];  // lanes of two vectors
+    for (size_t i = 0; i < 2; ++i) {
+      const size_t start = 2 * j + i * kLanes;
+      high[i] = across.high > start ? smaller(across.high - start, kLanes) : 0;
+      low[i] = across.low > start ? smaller(across.low - start, high[i]) : 0;
+    }
+    for (size_t r = 0; r < rows; ++r) {
+      F even = F{}, odd = F{};
+      if (r >= inside.low && r < inside.high) {
+        const float* p = from + r * from_row + 2 * j;
+        split_pairs(load_between(p, low[0], high[0]), load_between(p + kLanes, low[1], high[1]), &even, &odd);
+      }
+      store(to_even + r * pitch + j, even);
+      store(to_odd + r * pitch + j, odd);
+    }
+  }
 }
 
 // The frame of the block whose first position is (row, column), from `channels` planes of the input. Slots are written
@@ -130,15 +162,33 @@ OBN_INLINE void copy_slot(const Taps& x, const Taps& y, const float* plane, size
 void copy_frame(const Taps& x, const Taps& y, const Block& b, const float* planes, size_t plane, size_t plane_row,
                 size_t channels, size_t row, size_t column, float* frame) {
   const size_t rows = b.slot / b.pitch;
-  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first), u = x.step * (static_cast<int64_t>(column) + x.first);
+  const int64_t v = y.step * (static_cast<int64_t>(row) + y.first);
+  const int64_t u = x.step * (static_cast<int64_t>(column) + x.first);
+  const int64_t first = v * static_cast<int64_t>(plane_row) + u;  // where the block begins in a plane
+  const bool in_pairs = x.step == 2 && x.slots == 2 && b.pitch % kLanes == 0;
+  const Range height = range_of(v, 1, y.in, rows * static_cast<size_t>(y.step));
+  const Range width = range_of(u, 1, x.in, b.pitch * static_cast<size_t>(x.step));
   for (size_t c = 0; c < channels; ++c) {
+    if (c + 1 < channels) {
+      for (size_t r = height.low; r < height.high; ++r) {
+        const float* next = planes + (c + 1) * plane + first + static_cast<int64_t>(r * plane_row);
+        for (size_t i = width.low; i < width.high; i += kLine) __builtin_prefetch(next + i);
+      }
+    }
     float* to = frame + c * b.channel;
     for (size_t sy = 0; sy < y.slots; ++sy) {
+      if (in_pairs) {
+        const size_t odd = x.remainders[0] == 1 ? 0 : b.slot;
+        copy_pair_of_slots(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u, rows, b.pitch,
+                           to + (b.slot - odd), to + odd);
+        to += 2 * b.slot;
+        continue;
+      }
       for (size_t sx = 0; sx < x.slots; ++sx, to += b.slot)
         copy_slot(x, y, planes + c * plane, plane_row, v + y.remainders[sy], u + x.remainders[sx], rows, b.pitch, to);
     }
   }
-  fill_zero(frame + channels * b.channel, kSlack);
+  fill_zero(frame + channels * b.channel, kFrameSlack);
 }
 
 // ---- weights ----
@@ -201,7 +251,8 @@ void pack_weights(const Correlation& call, size_t group, size_t panel) {
 // ---- products ----
 
 // c (rows, columns) = start + a (rows, k) · b (k, columns); a is packed, b(p, j) lies at b[offsets[p] + j], which is
-// there for whole vectors. start is c where accumulate, else bias (rows), else 0.
+// there for whole vectors. start is c where accumulate, else bias (rows), else 0. Meanwhile one cache line for every p
+// is fetched into the second cache, at next[p·next_step].
 struct Product {
   const float* a;
   const float* b;
@@ -212,6 +263,8 @@ struct Product {
   size_t columns;
   const float* bias;
   bool accumulate;
+  const float* next;
+  size_t next_step;
 };
 
 template <size_t kRows, size_t kVectors>
@@ -236,8 +289,10 @@ template <size_t kRows, size_t kVectors>
     }
   }
   const float* a = t.a;
-  for (size_t p = 0; p < t.k; ++p, a += kRows) {
+  const float* next = t.next;
+  for (size_t p = 0; p < t.k; ++p, a += kRows, next += t.next_step) {
     const float* b = t.b + t.offsets[p];
+    __builtin_prefetch(next, 0, 2);
     F right[kVectors];
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) right[v] = load(b + v * kLanes);
@@ -430,13 +485,17 @@ struct Place {
   size_t sample, group;
   size_t first_panel, last_panel;
   size_t row, column;  // first positions of the block
+  size_t blocks;       // column blocks
 };
 
 OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
   const Block& b = call.block;
   Place p;
-  p.column = piece % b.column_blocks * b.columns;
-  piece /= b.column_blocks;
+  const size_t column_pieces = (b.column_blocks + call.blocks_at_once - 1) / call.blocks_at_once;
+  const size_t block = piece % column_pieces * call.blocks_at_once;
+  p.column = block * b.columns;
+  p.blocks = smaller(call.blocks_at_once, b.column_blocks - block);
+  piece /= column_pieces;
   p.row = piece % b.row_blocks * b.rows;
   piece /= b.row_blocks;
   const size_t part = piece % call.parts;
@@ -457,10 +516,12 @@ struct Step {
   size_t channels;
   size_t rows, columns;  // positions
   bool accumulate;
+  const float* next;     // the next block's place in the first channel of the input, or NULL
+  size_t next_lines;     // cache lines of it that are not yet asked for
 };
 
 // Adds up m output channels in c: planes c_plane apart, rows of positions c_row apart.
-void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
+void multiply_panel(const Correlation& call, Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
   const Block& b = call.block;
   const size_t runs = call.by_rows ? s.rows : 1;
   const size_t length = call.by_rows ? s.columns : (s.rows - 1) * b.pitch + s.columns;
@@ -478,6 +539,10 @@ void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, 
         t.c = c + run * c_row + j;
         t.columns = smaller(kTileColumns, length - j);
         if (!call.by_rows) t.columns = round_up(t.columns, kLanes);
+        const bool fetches = s.next_lines > 0;  // one line of every channel per tile; else a line that is there
+        if (fetches) --s.next_lines;
+        t.next = fetches ? s.next + done * call.in.plane + s.next_lines * kLine : t.a;
+        t.next_step = fetches ? call.in.plane : 0;
         (t.columns > kLanes ? Multiplies<2>::of : Multiplies<1>::of)[m](t);
       }
     }
@@ -506,15 +571,14 @@ void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) 
   }
 }
 
-void correlate(const Correlation& call, size_t piece, float* scratch) {
+void correlate_block(const Correlation& call, const Place& at, float* scratch) {
   const Block& b = call.block;
-  const Place at = place_of(call, piece);
   const size_t x_phases = static_cast<size_t>(call.x.phases), y_phases = static_cast<size_t>(call.y.phases);
   const size_t height = call.outputs_in_lanes ? kTileColumns : kTileRows;  // room for output channels of a panel
   const size_t run = round_up((b.rows - 1) * b.pitch + b.columns, kTileColumns);
   const bool at_once = b.channels >= call.in_channels;  // one panel's sums are enough, else those of all panels
   float* frame = scratch;
-  float* joined = frame + round_up(b.channels * b.channel + kSlack, 16);  // (x_phases, height, run)
+  float* joined = frame + round_up(b.channels * b.channel + kFrameSlack, 16);  // (x_phases, height, run)
   float* sums = call.outputs_in_lanes ? joined + x_phases * height * run : joined;
   const float* in = call.in.data + at.sample * call.in.sample + at.group * call.in_channels * call.in.plane;
   float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane;
@@ -526,9 +590,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
     if (call.y.count(py) <= at.row) continue;
     Step s;
     s.frame = frame;
+    s.next = call.fetches_next && at.blocks > 1 ? in + at.column + b.columns : nullptr;
     s.rows = smaller(b.rows, call.y.count(py) - at.row);
     for (size_t c = 0; c < call.in_channels; c += b.channels) {
       s.channels = smaller(b.channels, call.in_channels - c);
+      s.next_lines = s.next && at_once ? b.columns / kLine : 0;
       if (py == 0 || !at_once)
         copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, s.channels, at.row,
                    at.column, frame);
@@ -582,6 +648,11 @@ void correlate(const Correlation& call, size_t piece, float* scratch) {
       }
     }
   }
+}
+
+void correlate(const Correlation& call, size_t piece, float* scratch) {
+  Place at = place_of(call, piece);
+  for (; at.blocks > 0; --at.blocks, at.column += call.block.columns) correlate_block(call, at, scratch);
 }
 
 // ---- weight gradient ----
@@ -681,10 +752,12 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const size_t k = channels * call.used;
   if (k == 0) return;
   float* frame = scratch;
-  float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kSlack, 16);
+  float* pixels = call.is_flat ? scratch : frame + round_up(b.channels * b.channel + kFrameSlack, 16);
   const size_t blocks = b.row_blocks * b.column_blocks, all = call.batch * blocks;
-  const size_t first_block = all * part / call.parts;
-  for (size_t block = first_block; block < all * (part + 1) / call.parts; ++block) {
+  const size_t first_block = all * part / call.parts, last_block = all * (part + 1) / call.parts;
+  for (size_t panel = first_panel; first_block == last_block && panel < first_panel + panels; ++panel)  // no sample
+    fill_zero(sums_at(call, part, group, panel) + c0 * call.used * kTileColumns, k * kTileColumns);
+  for (size_t block = first_block; block < last_block; ++block) {
     const bool is_first = block == first_block;
     const size_t sample = block / blocks, row = block % blocks / b.column_blocks * b.rows;
     const size_t column = block % b.column_blocks * b.columns;
@@ -725,10 +798,18 @@ void finish_weights(const WeightSum& call, size_t group, size_t lanes_of_outputs
   for (size_t p = 0; p < k; p += kLanes) {
     const size_t width = smaller(kLanes, k - p);
     F v[kLanes];
+#pragma GCC unroll 16
     for (size_t i = 0; i < kLanes; ++i) v[i] = F{};
-    for (size_t i = 0; i < width; ++i) {
-      for (size_t part = 0; part < call.parts; ++part)
-        v[i] += load(sums_at(call, part, group, panel) + (p + i) * kTileColumns + lane);
+    for (size_t part = 0; part < call.parts; ++part) {
+      const float* from = sums_at(call, part, group, panel) + p * kTileColumns + lane;
+      if (width == kLanes) {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i) v[i] += load(from + i * kTileColumns);
+      } else {
+#pragma GCC unroll 16
+        for (size_t i = 0; i < kLanes; ++i)
+          if (i < width) v[i] += load(from + i * kTileColumns);
+      }
     }
     transpose(v);
     for (size_t o = 0; o < outputs; ++o) {

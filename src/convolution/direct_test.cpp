@@ -107,8 +107,8 @@ struct Case {
 void say(const Case& test, char (&text)[256]) {
   const Problem& s = test.problem;
   std::snprintf(text, sizeof text,
-                "N%zu %zu->%zu G%zu, x: in %lld out %lld k%lld s%lld d%lld p%lld, y: in %lld out %lld k%lld s%lld d%lld "
-                "p%lld, gaps %zu %zu%s%s",
+                "N%zu %zu->%zu G%zu, x: in %lld out %lld k%lld s%lld d%lld p%lld, "
+                "y: in %lld out %lld k%lld s%lld d%lld p%lld, gaps %zu %zu%s%s",
                 s.batch, s.in_channels, s.out_channels, s.groups, static_cast<long long>(s.x.in),
                 static_cast<long long>(s.x.out), static_cast<long long>(s.x.kernel),
                 static_cast<long long>(s.x.stride), static_cast<long long>(s.x.dilation),
@@ -308,7 +308,8 @@ TEST(direct_activation_follows_bias) {
 
 TEST(direct_same_bits_for_any_number_of_threads) {
   Random random{6};
-  for (const Case& test : {square(2, 40, 48, 20, 3, 1, 1), square(3, 64, 70, 21, 1, 1, 0), square(5, 3, 32, 40, 7, 2, 3),
+  for (const Case& test : {square(2, 40, 48, 20, 3, 1, 1), square(3, 64, 70, 21, 1, 1, 0),
+                           square(2, 96, 20, 40, 1, 1, 0), square(5, 3, 32, 40, 7, 2, 3),
                            square(2, 32, 24, 30, 4, 2, 1)}) {
     Data data(test, random, false);
     for (const Target& target : all_targets()) {
@@ -356,7 +357,8 @@ TEST(direct_nan_stays_local) {
 // Real numbers: the error of a float32 sum, not more.
 TEST(direct_rounding) {
   Random random{8};
-  for (const Case& test : {square(2, 64, 33, 14, 3, 1, 1), square(2, 50, 64, 28, 3, 2, 1), square(4, 100, 20, 20, 1, 1, 0)}) {
+  for (const Case& test : {square(2, 64, 33, 14, 3, 1, 1), square(2, 50, 64, 28, 3, 2, 1),
+                           square(4, 100, 20, 20, 1, 1, 0)}) {
     Data data(test, random, false);
     const Images y = run_forward(nullptr, test, data), dx = run_input_gradient(nullptr, test, data);
     const std::vector<float> dw = run_weight_gradient(nullptr, test, data);
@@ -372,7 +374,8 @@ TEST(direct_rounding) {
       const float errors[] = {worst(run_forward(target.kernels, test, data).memory, y.memory),
                               worst(run_input_gradient(target.kernels, test, data).memory, dx.memory),
                               worst(run_weight_gradient(target.kernels, test, data), dw)};
-      for (float error : errors) CHECK(error < 2e-6f, "%s: error %g of the largest value", target.name, static_cast<double>(error));
+      for (float error : errors)
+        CHECK(error < 2e-6f, "%s: error %g of the largest value", target.name, static_cast<double>(error));
     }
   }
 }

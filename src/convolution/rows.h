@@ -78,6 +78,12 @@ OBN_INLINE void join_row(const float* lines, size_t pitch, size_t stride, size_t
   }
 }
 
+// Asks for values that will be read soon, as many as the first-level cache can take beside what is in use.
+OBN_INLINE void fetch_ahead(const float* p, size_t n) {
+  constexpr size_t kMost = 1024, kLine = 16;
+  for (size_t i = 0; i < n && i < kMost; i += kLine) __builtin_prefetch(p + i);
+}
+
 // y (rows, columns), finished, in place.
 OBN_INLINE void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows, size_t columns) {
   if (!activation) return;

@@ -492,12 +492,11 @@ OBN_INLINE size_t whole_vectors(size_t channels) { return (channels + kLanes - 1
 // c (rows, t.columns) = t.a · t.b, panel by panel.
 OBN_INLINE void multiply_panels(Tile t, size_t rows) {
   const size_t panels = row_panels(rows);
-  for (size_t i = 0, panel = 0; panel < panels; ++panel) {
+  for (size_t panel = 0; panel < panels; ++panel) {
     const size_t some = rows / panels + (panel < rows % panels ? 1 : 0);
     multiply_tile[some](t);
     t.a += some * t.a_row;
     t.c += some * t.c_row;
-    i += some;
   }
 }
 

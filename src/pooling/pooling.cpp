@@ -229,7 +229,8 @@ void fill_windows(Plan* plan, const PlanTables& tables) {
     tables.first_column[q] = count == 0 ? 0 : static_cast<int32_t>(x.start(q) + x.dilation * x.first(q));
     tables.column_count[q] = static_cast<int32_t>(count);
     const float weight = plan->count_padding ? plan->full_width : static_cast<float>(std::max<int64_t>(count, 1));
-    for (size_t r = 0; r < plan->forward_rows; ++r) tables.weight[r * static_cast<size_t>(x.windows) + static_cast<size_t>(q)] = weight;
+    for (size_t r = 0; r < plan->forward_rows; ++r)
+      tables.weight[static_cast<int64_t>(r) * x.windows + q] = weight;
   }
   for (size_t q = static_cast<size_t>(x.windows); q < static_cast<size_t>(x.windows) + kPad; ++q) {
     tables.first_column[q] = 0;

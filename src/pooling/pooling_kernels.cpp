@@ -1,54 +1,9 @@
 // Pooling, the bench: compiled once per target. Everything here assumes a checked call and a plan that fits.
-//
-// Letters as in pooling.h: image (H, W), windows (P, Q). All computation is on rows of float32 in scratch; other types
-// and strides are converted when a row comes in and when it leaves. Window loops run over whole vectors and may write
-// up to kPad values past a row of scratch: rows are produced in order, so the next row overwrites what was spilled.
-//
-// Columns. An image row is split by column mod sx (its residues), each residue with its padding around it; column kx of
-// the windows q, q+1, … is then one run (Column::at), whatever kernel, stride, dilation and padding are. Backward is
-// the mirror image: value j of a residue gathers the gradient of the windows j - shift over the columns of that one.
-#include "pooling/pooling.h"
-
-#include "simd/convert.h"
-#include "simd/vec.h"
+#include "pooling/pooling_rows.h"
 
 namespace obn::OBN_TARGET::pooling {
 
-using obn::pooling::Axis;
-using obn::pooling::Call;
-using obn::pooling::Column;
-using obn::pooling::Kernels;
-using obn::pooling::kIndexOutOfRange;
-using obn::pooling::kIndexStray;
-using obn::pooling::kOversAtOnce;
-using obn::pooling::kPad;
-using obn::pooling::kRowsAtOnce;
-using obn::pooling::Piece;
-using obn::pooling::Plan;
-using obn::pooling::Tensor;
-
 namespace {
-
-// ---- scratch ----
-
-// Carves blocks of floats, each aligned to a cache line, out of the thread's scratch (choose_rows counted them).
-struct Scratch {
-  float* next;
-
-  [[gnu::always_inline]] inline float* take(size_t floats) {
-    float* block = next;
-    next += (floats + kPad - 1) / kPad * kPad;
-    return block;
-  }
-  [[gnu::always_inline]] inline int32_t* take_indices(size_t n) { return reinterpret_cast<int32_t*>(take(n)); }
-};
-
-OBN_INLINE void fill(float* p, size_t n, float value) {
-  const F v = splat(value);
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(p + i, v);
-  for (; i < n; ++i) p[i] = value;
-}
 
 // ---- runs to memory ----
 
@@ -106,9 +61,8 @@ struct Outlet {
   }
 };
 
-bool is_one_run(const Tensor& tensor, size_t columns) { return tensor.x_stride == 1 && tensor.y_stride == columns; }
+}  // namespace
 
-// stage (rows, columns) packed becomes, or is added to, the rows from `row` of plane (n, c); line (columns) is scratch.
 void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
               float* line) {
   if (tensor.type == BNNSDataTypeFloat32 && is_one_run(tensor, columns)) {
@@ -136,6 +90,8 @@ void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows,
   }
 }
 
+namespace {
+
 // stage (rows, columns) packed goes to rows of plane (n, c).
 void put_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns,
                  const int32_t* stage) {
@@ -155,93 +111,7 @@ void put_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t ro
   }
 }
 
-// ---- rows from memory ----
-
-// Rows in scratch have room for whole vectors: a short copy is a few of them instead of a call, with zeros behind it.
-
-// The first n < kLanes values, then zeros.
-OBN_INLINE I load_first_indices(const int32_t* p, size_t n) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<I>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p));
-#else
-  I v{};
-  for (size_t i = 0; i < n; ++i) v[i] = p[i];
-  return v;
-#endif
-}
-
-// Values i, i+1, … of a row of w, `rest` past its end.
-OBN_INLINE F load_clipped(const float* row, size_t i, size_t w, F rest) {
-  if (i + kLanes <= w) return load(row + i);
-  return i < w ? load_first(row + i, w - i, rest) : rest;
-}
-
-// Row `row` of plane (n, c) as float32, to (columns).
-OBN_INLINE void load_line(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, float* to) {
-  const std::byte* at = tensor.at(n, c, row);
-  if (tensor.type != BNNSDataTypeFloat32 || tensor.x_stride != 1) {
-    load_row(tensor.type, at, tensor.x_stride, columns, to);
-    return;
-  }
-  const float* from = reinterpret_cast<const float*>(at);
-  for (size_t i = 0; i < columns; i += kLanes) store(to + i, load_clipped(from, i, columns, F{}));
-}
-
-// The same for indices, as 32-bit numbers; what does not fit becomes -1, which is never below W·H.
-OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, int32_t* to) {
-  const std::byte* at = tensor.at(n, c, row);
-  if (tensor.type == BNNSDataTypeUInt32 && tensor.x_stride == 1) {
-    const int32_t* from = reinterpret_cast<const int32_t*>(at);
-    size_t i = 0;
-    for (; i + kLanes <= columns; i += kLanes) store(to + i, load(from + i));
-    if (i < columns) store(to + i, load_first_indices(from + i, columns - i));
-    return;
-  }
-  if (tensor.type == BNNSDataTypeUInt32) {
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(at);
-    for (size_t i = 0; i < columns; ++i) to[i] = static_cast<int32_t>(from[i * tensor.x_stride]);
-    return;
-  }
-  const uint64_t* from = reinterpret_cast<const uint64_t*>(at);
-  for (size_t i = 0; i < columns; ++i) {
-    const uint64_t index = from[i * tensor.x_stride];
-    to[i] = index > 0x7fffffff ? -1 : static_cast<int32_t>(index);
-  }
-}
-
 // ---- image rows, split by residue ----
-
-// The last rows of one plane that were split, ready for windows.
-struct SplitRows {
-  const Plan& plan;
-  float* ring;    // (ring_rows, row_floats), padding around each residue
-  int32_t* held;  // (ring_rows) which image row a slot holds, -1 none
-  int32_t* nan;   // (ring_rows) whether that row has a NaN (Max only)
-  float* line;    // (line_floats) a converted row
-  float padding;
-  bool in_pairs = false;  // windows are taken straight from the image, the ring stays unused
-  const Tensor* x = nullptr;
-  size_t n = 0;
-  size_t c = 0;
-  bool is_filled = false;  // with padding, once
-
-  SplitRows(const Plan& p, Scratch* scratch)
-      : plan(p), ring(nullptr), held(scratch->take_indices(p.ring_rows)), nan(scratch->take_indices(p.ring_rows)),
-        line(nullptr), padding(p.function == BNNSPoolingFunctionMax ? -__builtin_inff() : 0.0f) {
-    ring = scratch->take(p.ring_rows * p.row_floats);
-    line = scratch->take(p.line_floats);
-  }
-  void start_plane(const Tensor& tensor, size_t sample, size_t channel) {
-    x = &tensor;
-    n = sample;
-    c = channel;
-    in_pairs = plan.is_in_pairs && tensor.type == BNNSDataTypeFloat32 && tensor.x_stride == 1;
-    if (in_pairs) return;
-    if (!is_filled) fill(ring, plan.ring_rows * plan.row_floats, padding);
-    is_filled = true;
-    for (size_t i = 0; i < plan.ring_rows; ++i) held[i] = -1;
-  }
-};
 
 // from (W) -> the residues of one ring slot. Values past the end of a residue are padding.
 void split(const Plan& plan, const float* from, float padding, float* to) {
@@ -422,17 +292,6 @@ OBN_INLINE F slide(F before, F v) {
 #endif
 }
 
-// All but the first lane of v, then the first of `after`.
-OBN_INLINE F slide_back(F v, F after) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<F>(_mm512_alignr_epi32(reinterpret_cast<__m512i>(after), reinterpret_cast<__m512i>(v), 1));
-#elif defined(__AVX2__)
-  return __builtin_shufflevector(v, after, 1, 2, 3, 4, 5, 6, 7, 8);
-#else
-  return __builtin_shufflevector(v, after, 1, 2, 3, 4);
-#endif
-}
-
 // The rows of windows that one call does: all of them have the same number of window rows inside the image.
 struct Strip {
   const float* image;   // the first image row under the first of them
@@ -447,8 +306,8 @@ struct Strip {
 };
 
 // Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
-// which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more without.
-// Each line is read once, so it need not push others out of the second-level cache.
+// which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more
+// without. Each line is read once, so it need not push others out of the second-level cache.
 constexpr size_t kAhead = 2048;
 OBN_INLINE void prefetch_behind(const float* p) {
   const std::byte* at = reinterpret_cast<const std::byte*>(p) + kAhead;
@@ -475,7 +334,7 @@ OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding) {
   return c;
 }
 
-// Calls windows(p, q, image row under window row p, whether all columns lie inside the image) for the windows q, q+1, …
+// Calls visit(p, q, first image row under window row p, Whole: all columns lie inside the image) for the windows q, q+1, …
 // of all rows, in order: whole vectors reach into the next row of y, which is written afterwards.
 template <bool kWhole>
 struct Whole {
@@ -526,8 +385,8 @@ OBN_INLINE Best larger(Best first, Best then, I further) {
 #endif
 }
 
-// The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there was
-// a NaN, and everything has to be done again by largest_pairs_or_nan.
+// The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there
+// was a NaN, and everything has to be done again by largest_pairs_or_nan.
 // kShares: the last image row of a window is the first of the one below, and is compared once.
 template <size_t kRows, bool kThird, bool kShares>
 bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
@@ -651,8 +510,9 @@ void window_rows_pairs(const SplitRows& rows, int64_t p, size_t count, float* y,
 
 // ---- any row of windows ----
 
-// z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it. Powers of two
-// become a product: the same bits, sooner.
+}  // namespace
+
+// Powers of two become a product: the same bits, sooner.
 void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z) {
   const size_t values = rows * static_cast<size_t>(plan.x.windows);
   const int64_t count = plan.y.end(p) - plan.y.first(p);
@@ -667,6 +527,8 @@ void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* su
       store(z + i, load_clipped(sums, i, values, F{}) / (load(plan.column_weight + i) * weight_y));
   }
 }
+
+namespace {
 
 // The rows under window row p, split by residue, as many at a time as the plan allows.
 void window_row_split(SplitRows& rows, int64_t p, float* y, int32_t* index) {
@@ -696,8 +558,8 @@ void window_row_split(SplitRows& rows, int64_t p, float* y, int32_t* index) {
   }
 }
 
-// y (rows, Q) = function over the windows of `count` rows from p on, and index (rows, Q) for Max; more than one row only
-// where windows are taken from the image in pairs and lie in it from top to bottom.
+}  // namespace
+
 void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index) {
   const Plan& plan = rows.plan;
   const size_t windows = static_cast<size_t>(plan.x.windows), values = count * windows;
@@ -726,13 +588,7 @@ void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* in
   }
 }
 
-// How many of the `most` rows of windows from p on a pass may take together.
-OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
-  if (p < plan.full_begin || p >= plan.full_end) return 1;
-  const size_t left = static_cast<size_t>(plan.full_end - p);
-  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
-  return least < most ? least : most;
-}
+namespace {
 
 // ---- forward ----
 
@@ -862,665 +718,7 @@ void forward(const Call& call, const Piece& piece, std::byte* work) {
   fence();
 }
 
-// ---- backward: gradients of the windows ----
-
-// dz (columns) = dy · activation'(y) for one row of y; y_row (columns) is scratch.
-void window_gradient(const Call& call, size_t n, size_t c, size_t row, size_t columns, float* dz, float* y_row) {
-  load_line(call.dy, n, c, row, columns, dz);
-  if (!call.plan->has_activation) return;
-  load_line(call.y, n, c, row, columns, y_row);
-  call.plan->activation.backward(y_row, dz, columns);
-}
-
-// What the gradient of a row of windows needs beside dz.
-struct WindowGradients {
-  const Call& call;
-  SplitRows* rows;  // for what is computed again from x; NULL where x is not needed
-  float* y_row;     // (line_floats)
-  float* value;     // (line_floats) norms, or maxima that nobody needs
-  size_t n;
-  size_t c;
-};
-
-// g (Q): what window (q, p) gives to each (Max: to one) of its positions, before the factor x of the L2 norm.
-// index (Q): that position, for Max.
-void gradient_row(const WindowGradients& of, int64_t p, float* g, int32_t* index) {
-  const Call& call = of.call;
-  const Plan& plan = *call.plan;
-  const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
-  window_gradient(call, of.n, of.c, row, windows, g, of.y_row);
-  if (plan.function == BNNSPoolingFunctionMax) {
-    if (call.indices.data) {
-      load_indices(call.indices, of.n, of.c, row, windows, index);
-    } else {
-      window_rows(*of.rows, p, 1, of.value, index);
-    }
-    // Windows outside the image pass nothing on, whatever their index says.
-    if (plan.y.first(p) == plan.y.end(p)) fill(g, windows, 0.0f);
-    if (!plan.has_empty_columns) return;
-    for (size_t q = 0; q < windows; ++q)
-      if (plan.column_count[q] == 0) g[q] = 0.0f;
-    return;
-  }
-  if (plan.function != BNNSPoolingFunctionL2Norm) {
-    divide_by_weights(plan, p, 1, g, g);
-    return;
-  }
-  window_rows(*of.rows, p, 1, of.value, index);
-  for (size_t q = 0; q < windows; q += kLanes) {
-    const F norm = load(of.value + q);
-    store(g + q, norm == 0.0f ? F{} : load(g + q) / norm);
-  }
-}
-
-// ---- backward: pulling gradients into image rows ----
-
-// A staged row of window gradients is a pointer to the gradient of window 0; its index lies `to_index` floats further.
-
-// g where the index is this very position (kMatches), or everywhere, added to sum.
-template <bool kMatches>
-OBN_INLINE F add_tap(F sum, const float* g, size_t at, size_t index_at, I position) {
-  if constexpr (!kMatches) return sum + load(g + at);
-  const I index = bits(load(g + index_at));
-#if defined(__AVX512F__)
-  const __mmask16 is_here =
-      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(index), reinterpret_cast<__m512i>(position));
-  const __m512 old = reinterpret_cast<__m512>(sum);
-  return reinterpret_cast<F>(_mm512_mask_add_ps(old, is_here, old, reinterpret_cast<__m512>(load(g + at))));
-#else
-  return sum + (index == position ? load(g + at) : F{});
-#endif
-}
-
-// One image row of gradients to be made from the rows of windows over it.
-struct Pull {
-  const Plan& plan;
-  const float* const* over;  // (overs)
-  size_t overs;
-  size_t to_index;
-  I position;                // h·W + sx·lane
-
-  // Values j, j+1, … of a residue with kTaps columns and rows of windows, all of them in registers.
-  template <size_t kTaps>
-  [[gnu::always_inline]] inline void gather(size_t residue, const float* (&tap)[kTaps]) const {
-    const Column* column = plan.columns_by_residue + plan.residue_begin[residue];
-    const float* const* from = over;
-    for (size_t t = 0; t < kTaps; ++t) {
-      tap[t] = *from - column->shift;
-      if (++from < over + overs) continue;
-      from = over;
-      ++column;
-    }
-  }
-};
-
-template <size_t kTaps, bool kMatches>
-OBN_INLINE F sum_taps(const float* const (&tap)[kTaps], size_t at, size_t index_at, I position) {
-  F sum = F{};
-  for (size_t t = 0; t < kTaps; ++t) sum = add_tap<kMatches>(sum, tap[t], at, index_at, position);
-  return sum;
-}
-
-// dx (W), one image row, for strides 1 and 2 with that many taps per residue.
-template <size_t kTaps, bool kMatches>
-void pull_row_by_one(const Pull& pull, float* dx) {
-  const float* tap[kTaps];
-  pull.gather(0, tap);
-  const size_t w = static_cast<size_t>(pull.plan.x.image), to_index = pull.to_index;
-  I position = pull.position;
-  for (size_t j = 0; j < w; j += kLanes, position += static_cast<int32_t>(kLanes))
-    store(dx + j, sum_taps<kTaps, kMatches>(tap, j, j + to_index, position));
-}
-
-template <size_t kEven, size_t kOdd, bool kMatches>
-void pull_row_by_two(const Pull& pull, float* dx) {
-  const float *even[kEven], *odd[kOdd];
-  pull.gather(0, even);
-  pull.gather(1, odd);
-  const size_t w = static_cast<size_t>(pull.plan.x.image), to_index = pull.to_index;
-  I position = pull.position;
-  for (size_t j = 0; 2 * j < w; j += kLanes, position += static_cast<int32_t>(2 * kLanes)) {
-    F low, high;
-    join_pairs(sum_taps<kEven, kMatches>(even, j, j + to_index, position),
-               sum_taps<kOdd, kMatches>(odd, j, j + to_index, position + 1), &low, &high);
-    store(dx + 2 * j, low);
-    store(dx + 2 * j + kLanes, high);
-  }
-}
-
-// Any stride, any count; line (line_floats) is scratch.
-template <bool kMatches>
-void pull_row_any(const Pull& pull, float* dx, float* line) {
-  const Plan& plan = pull.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), sx = static_cast<size_t>(plan.x.stride);
-  if (plan.used_residues < plan.residues) fill(dx, w, 0.0f);
-  for (size_t slot = 0; slot < plan.used_residues; ++slot) {
-    const size_t residue = static_cast<size_t>(plan.used_residue[slot]);
-    const Column* begin = plan.columns_by_residue + plan.residue_begin[residue];
-    const Column* end = plan.columns_by_residue + plan.residue_begin[residue + 1];
-    float* to = sx == 1 ? dx : line;
-    I position = pull.position + static_cast<int32_t>(residue);
-    for (size_t j = 0; residue + j * sx < w; j += kLanes, position += static_cast<int32_t>(kLanes * sx)) {
-      F sum = F{};
-      for (const Column* column = begin; column < end; ++column)
-        for (size_t o = 0; o < pull.overs; ++o)
-          sum = add_tap<kMatches>(sum, pull.over[o] - column->shift, j, j + pull.to_index, position);
-      store(to + j, sum);
-    }
-    if (sx == 1) return;
-    for (size_t i = residue, j = 0; i < w; i += sx, ++j) dx[i] = line[j];
-  }
-}
-
-// dx (W), one image row, from the rows of windows over it; line (line_floats) is scratch.
-template <bool kMatches>
-void pull_row(const Pull& pull, float* dx, float* line) {
-  const Plan& plan = pull.plan;
-  const int64_t sx = plan.x.stride;
-  const size_t even = static_cast<size_t>(plan.residue_begin[1]) * pull.overs;
-  const size_t odd = plan.residues > 1 ? static_cast<size_t>(plan.residue_begin[2]) * pull.overs - even : 0;
-  if (sx == 1 && even == 3) return pull_row_by_one<3, kMatches>(pull, dx);
-  if (sx == 1 && even == 9) return pull_row_by_one<9, kMatches>(pull, dx);
-  if (sx == 2 && even == 1 && odd == 1) return pull_row_by_two<1, 1, kMatches>(pull, dx);
-  if (sx == 2 && even == 1 && odd == 2) return pull_row_by_two<1, 2, kMatches>(pull, dx);
-  if (sx == 2 && even == 2 && odd == 1) return pull_row_by_two<2, 1, kMatches>(pull, dx);
-  if (sx == 2 && even == 2 && odd == 4) return pull_row_by_two<2, 4, kMatches>(pull, dx);
-  if (sx == 2 && even == 4 && odd == 2) return pull_row_by_two<4, 2, kMatches>(pull, dx);
-  pull_row_any<kMatches>(pull, dx, line);
-}
-
-// The rows of windows that may lie over an image row, followed down the image without a division per row.
-struct WindowsOver {
-  const Axis& y;
-  int64_t first = 0;
-  int64_t end = 0;
-
-  [[gnu::always_inline]] inline void move_to(int64_t h) {
-    while (end < y.windows && y.start(end) <= h) ++end;
-    while (first < end && y.start(first) + y.dilation * (y.kernel - 1) < h) ++first;
-  }
-  template <class Visit>  // void visit(p)
-  [[gnu::always_inline]] inline void each(int64_t h, const Visit& visit) const {
-    for (int64_t p = first; p < end; ++p)
-      if (y.dilation == 1 || (h - y.start(p)) % y.dilation == 0) visit(p);
-  }
-};
-
-void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), step = plan.gradient_floats;
-  const bool is_max = plan.function == BNNSPoolingFunctionMax, is_norm = plan.function == BNNSPoolingFunctionL2Norm;
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  SplitRows rows(plan, &scratch);
-  float* g = scratch.take(plan.gradient_rows * step);                  // (gradient_rows, gradient_floats)
-  int32_t* index = scratch.take_indices(plan.gradient_rows * step);    // the same, right behind
-  float* sum = scratch.take(step);                                     // (gradient_floats)
-  float* y_row = scratch.take(plan.line_floats);
-  float* value = scratch.take(plan.line_floats);
-  float* line = scratch.take(plan.line_floats);
-  float* dx = scratch.take(plan.backward_rows * w + 4 * kPad);         // (backward_rows, W)
-  // Zeros on both sides of a row stay for good; indices there are never looked at, only loaded.
-  fill(g, plan.gradient_rows * step, 0.0f);
-  fill(reinterpret_cast<float*>(index), plan.gradient_rows * step, 0.0f);
-  const size_t end = piece.row + piece.rows;
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    if (call.x.data) rows.start_plane(call.x, n, c);
-    const WindowGradients of{call, &rows, y_row, value, n, c};
-    for (size_t first = piece.row; first < end; first += plan.backward_rows) {
-      const size_t count = end - first < plan.backward_rows ? end - first : plan.backward_rows;
-      const int64_t p0 = plan.y.first_window(static_cast<int64_t>(first));
-      const int64_t p1 = plan.y.end_window(static_cast<int64_t>(first + count - 1));
-      for (int64_t p = p0; p < p1; ++p) {
-        const size_t at = static_cast<size_t>(p - p0) * step + plan.gradient_left;
-        gradient_row(of, p, g + at, index + at);
-        fill(g + at + plan.x.windows, kLanes, 0.0f);
-      }
-      WindowsOver windows{plan.y, p0, p0};
-      for (size_t r = 0; r < count; ++r) {
-        const int64_t h = static_cast<int64_t>(first + r);
-        float* to = dx + r * w;
-        windows.move_to(h);
-        const float* over[kOversAtOnce];
-        size_t overs = 0;
-        const I position = iota() * static_cast<int32_t>(plan.x.stride) + static_cast<int32_t>(h * plan.x.image);
-        if (is_max) {
-          windows.each(h, [&](int64_t p) {
-            over[overs++] = g + static_cast<size_t>(p - p0) * step + plan.gradient_left;
-          });
-          pull_row<true>({plan, over, overs, plan.gradient_rows * step, position}, to, line);
-          continue;
-        }
-        // Average: y = Σ x / weight, so dx = Σ g over rows and columns of windows: rows first, then columns.
-        const float* all = nullptr;
-        windows.each(h, [&](int64_t p) __attribute__((always_inline)) {
-          const float* next = g + static_cast<size_t>(p - p0) * step;
-          if (!all) {
-            all = next;
-            return;
-          }
-          for (size_t i = 0; i < step; i += kLanes) store(sum + i, load(all + i) + load(next + i));
-          all = sum;
-        });
-        if (all) {
-          over[0] = all + plan.gradient_left;
-          pull_row<false>({plan, over, 1, 0, position}, to, line);
-        } else {
-          fill(to, w, 0.0f);
-        }
-        if (is_norm) {  // y = sqrt(Σ x²), dx = Σ (dz / y) · x
-          load_line(call.x, n, c, first + r, w, line);
-          for (size_t i = 0; i < w; ++i) to[i] *= line[i];
-        }
-      }
-      put_rows(call.dx, n, c, first, count, w, dx, line);
-    }
-  }
-}
-
-// ---- backward: 2x2, and 3x3 with padding 1, both of stride 2 ----
-
-// Here windows push: a vector of them is loaded once, and what it gives to each image row and column is picked in
-// registers. Pulling, which serves every geometry, loads it once per position and takes about twice as long.
-
-// Rows of dx, in order: either collected in scratch and put down a few at a time, or written where they belong.
-struct Band {
-  const Call& call;
-  size_t n;
-  size_t c;
-  float* stage;     // (capacity, W)
-  float* spare;     // (line_floats) takes rows that belong to a neighbour's band
-  size_t capacity;  // at least 2
-  size_t next;      // row that comes next
-  size_t end;
-  bool is_direct;
-  size_t staged = 0;
-
-  // Where row h goes, whose turn it is unless it lies outside the band. At most `capacity` between calls of make_room.
-  [[gnu::always_inline]] inline float* at(int64_t h) {
-    if (h < static_cast<int64_t>(next) || h >= static_cast<int64_t>(end)) return spare;
-    return take(1);
-  }
-  // Where the next rows go, one after the other.
-  [[gnu::always_inline]] inline float* take(size_t rows) {
-    float* to = is_direct ? reinterpret_cast<float*>(call.dx.at(n, c, next))
-                          : stage + staged * static_cast<size_t>(call.plan->x.image);
-    next += rows;
-    staged += rows;
-    return to;
-  }
-  void put() {
-    const size_t w = static_cast<size_t>(call.plan->x.image);
-    if (!is_direct) put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
-    staged = 0;
-  }
-  [[gnu::always_inline]] inline void make_room(size_t rows) {
-    if (staged + rows > capacity) put();
-  }
-  // How many of `most` rows of windows, the first of them from row h on, can push two rows each into the band at once.
-  [[gnu::always_inline]] inline size_t pairs_at(int64_t h, size_t most) const {
-    if (h != static_cast<int64_t>(next)) return 0;
-    const size_t left = end - next < capacity - staged ? end - next : capacity - staged;
-    return left / 2 < most ? left / 2 : most;
-  }
-};
-
-// What a vector of windows gives to the position `wanted` behind their first: all of g, or (kMax) g where the maximum
-// lies there.
-template <bool kMax>
-OBN_INLINE F share(F g, I offset, int32_t wanted) {
-  if constexpr (!kMax) return g;
-#if defined(__AVX512F__)
-  const __mmask16 is_there =
-      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(offset), _mm512_set1_epi32(wanted));
-  return reinterpret_cast<F>(_mm512_maskz_mov_ps(is_there, reinterpret_cast<__m512>(g)));
-#else
-  return offset == wanted ? g : F{};
-#endif
-}
-
-// Windows j, j+1, … of one row: their gradients, and where the maxima lie relative to position `origin`.
-template <bool kMax>
-struct Windows {
-  F g;
-  I offset;
-
-  [[gnu::always_inline]] inline void load_from(const float* g_row, const int32_t* index_row, size_t j, size_t windows,
-                                               I origin) {
-    g = load_clipped(g_row, j, windows, F{});
-    if (!kMax) return;
-    if (j + kLanes <= windows) {
-      offset = load(index_row + j) - origin;
-    } else {  // no gradient behind the last window: any offset will do
-      offset = (j < windows ? load_first_indices(index_row + j, windows - j) : I{}) - origin;
-    }
-  }
-};
-
-// Columns 2j, 2j + 1, … of row (W), and nothing past its end: the row behind it may be there already.
-OBN_INLINE void store_pairs(float* row, size_t w, size_t j, F even, F odd) {
-  F low, high;
-  join_pairs(even, odd, &low, &high);
-  const size_t left = w - 2 * j;
-  if (left >= 2 * kLanes) [[likely]] {
-    store(row + 2 * j, low);
-    store(row + 2 * j + kLanes, high);
-  } else if (left >= kLanes) {
-    store(row + 2 * j, low);
-    store_first(row + 2 * j + kLanes, high, left - kLanes);
-  } else {
-    store_first(row + 2 * j, low, left);
-  }
-}
-
-// Some rows of windows to be pushed: their gradients and the positions of their maxima.
-struct Pushed {
-  const float* g;
-  const int32_t* index;
-  size_t next_g;      // floats from row to row
-  size_t next_index;
-  size_t rows;
-  int32_t origin;     // of the first position of the first window
-};
-
-// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. The rows below follow
-// top and bottom two rows of W further down each time.
-template <bool kMax>
-void push_two(const Plan& plan, const Pushed& from, float* top, float* bottom) {
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const int32_t down = static_cast<int32_t>(w);
-  const float* g_row = from.g;
-  const int32_t* index_row = from.index;
-  int32_t origin = from.origin;
-  for (size_t p = 0; p < from.rows; ++p) {
-    I first = iota() * 2 + origin;
-    for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
-      Windows<kMax> here;
-      here.load_from(g_row, index_row, j, windows, first);
-      store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
-      store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
-    }
-    g_row += from.next_g;
-    index_row += from.next_index;
-    origin += 2 * down;
-    top += 2 * w;
-    bottom += 2 * w;
-  }
-}
-
-// 3x3: window (q, p) is the image rows 2p - 1 (top), 2p (middle), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
-// neighbours share a row and a column. What the row 2p + 1 has so far waits in even, odd (W / 2, rounded up) for the
-// windows below.
-template <bool kMax>
-void push_three(const Plan& plan, const Pushed& from, float* top, float* middle, float* even, float* odd) {
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const int32_t down = static_cast<int32_t>(w);
-  const float* g_row = from.g;
-  const int32_t* index_row = from.index;
-  int32_t origin = from.origin;
-  for (size_t p = 0; p < from.rows; ++p) {
-    I first = iota() * 2 + origin;
-    Windows<kMax> here, after;
-    here.load_from(g_row, index_row, 0, windows, first);
-    F lead[3];  // what the windows give to the column before theirs, in each of the three rows
-    for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
-    for (size_t j = 0; 2 * j < w; j += kLanes) {
-      first += static_cast<int32_t>(2 * kLanes);
-      after.load_from(g_row, index_row, j + kLanes, windows, first);
-      F own[3], shared[3];
-      for (int32_t r = 0; r < 3; ++r) {
-        const F next = share<kMax>(after.g, after.offset, r * down);
-        own[r] = share<kMax>(here.g, here.offset, r * down + 1);
-        shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
-        lead[r] = next;
-      }
-      store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
-      store_pairs(middle, w, j, own[1], shared[1]);
-      store(even + j, own[2]);
-      store(odd + j, shared[2]);
-      here = after;
-    }
-    g_row += from.next_g;
-    index_row += from.next_index;
-    origin += 2 * down;
-    top += 2 * w;
-    middle += 2 * w;
-  }
-}
-
-// Where the gradients of windows that push come from.
-struct PushSource {
-  const WindowGradients& of;
-  bool is_direct;  // dy, and for Max the indices, lie as push wants them
-  float* g;        // (forward_rows, Q), as the index
-  int32_t* index;
-
-  // The gradients of `rows` rows of windows from p on; all but one are full rows of windows.
-  Pushed rows_from(int64_t p, size_t rows) const {
-    const Call& call = of.call;
-    const Plan& plan = *call.plan;
-    const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
-    const int32_t origin = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(0));
-    const bool is_inside = plan.y.first(p) < plan.y.end(p);
-    const float* dy = reinterpret_cast<const float*>(call.dy.at(of.n, of.c, row));
-    if (is_direct && is_inside && plan.function == BNNSPoolingFunctionMax)
-      return {dy, reinterpret_cast<const int32_t*>(call.indices.at(of.n, of.c, row)), call.dy.y_stride,
-              call.indices.y_stride, rows, origin};
-    if (is_direct && plan.function != BNNSPoolingFunctionMax) {
-      divide_by_weights(plan, p, rows, dy, g);
-      return {g, nullptr, windows, 0, rows, origin};
-    }
-    for (size_t r = 0; r < rows; ++r)
-      gradient_row(of, p + static_cast<int64_t>(r), g + r * windows, index + r * windows);
-    return {g, index, windows, windows, rows, origin};
-  }
-};
-
-template <bool kMax, bool kThird>
-void backward_push(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const size_t capacity = plan.push_rows, gradients = plan.forward_rows * windows + 2 * kPad;
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  SplitRows rows(plan, &scratch);
-  float* g = scratch.take(gradients);
-  int32_t* index = scratch.take_indices(gradients);
-  float* y_row = scratch.take(plan.line_floats);
-  float* value = scratch.take(plan.line_floats);
-  float* even = scratch.take(plan.line_floats);
-  float* odd = scratch.take(plan.line_floats);
-  float* spare = scratch.take(plan.line_floats);
-  float* stage = scratch.take(capacity * w + 4 * kPad);
-  const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && is_one_run(call.dy, windows) &&
-                               !plan.has_activation && !plan.has_empty_columns;
-  const bool finds_indices = !kMax || (call.indices.data && call.indices.type == BNNSDataTypeUInt32 &&
-                                       call.indices.x_stride == 1);
-  const bool is_direct = !call.dx.stream && !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 &&
-                         is_one_run(call.dx, w);
-  const size_t end = piece.row + piece.rows;
-  const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
-  const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    if (call.x.data) rows.start_plane(call.x, n, c);
-    const WindowGradients of{call, &rows, y_row, value, n, c};
-    const PushSource source{of, finds_gradients && finds_indices, g, index};
-    Band band{call, n, c, stage, spare, capacity, piece.row, end, is_direct};
-    if (kThird) {
-      fill(even, plan.line_floats, 0.0f);
-      fill(odd, plan.line_floats, 0.0f);
-    }
-    for (int64_t p = p0; p < p1;) {
-      band.make_room(2);
-      const int64_t h = plan.y.start(p);
-      const size_t pairs = band.pairs_at(h, rows_together(plan, p, static_cast<size_t>(p1 - p)));
-      const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
-      float* first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
-      float* second = pairs > 0 ? first + w : band.at(h + 1);
-      if constexpr (kThird) {
-        push_three<kMax>(plan, from, first, second, even, odd);
-      } else {
-        push_two<kMax>(plan, from, first, second);
-      }
-      p += static_cast<int64_t>(from.rows);
-    }
-    if (kThird && p1 > p0) {  // the last row that windows reach
-      band.make_room(1);
-      float* last = band.at(plan.y.start(p1 - 1) + 2);
-      for (size_t j = 0; 2 * j < w; j += kLanes) store_pairs(last, w, j, load(even + j), load(odd + j));
-    }
-    while (band.next < end) {  // and those that none does
-      band.make_room(1);
-      fill(band.at(static_cast<int64_t>(band.next)), w, 0.0f);
-    }
-    band.put();
-  }
-}
-
-// y = Σ x / weight over the whole plane: every value of dx (H, W) is dz / weight.
-void backward_global(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t h = static_cast<size_t>(plan.y.image), w = static_cast<size_t>(plan.x.image);
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  float* g = scratch.take(2 * kPad);
-  float* y_row = scratch.take(2 * kPad);
-  float* line = scratch.take(plan.line_floats);
-  float* dx = scratch.take(h * w + 2 * kPad);
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    window_gradient(call, n, c, 0, 1, g, y_row);
-    divide_by_weights(plan, 0, 1, g, g);
-    fill(dx, h * w, g[0]);
-    put_rows(call.dx, n, c, 0, h, w, dx, line);
-  }
-}
-
-// ---- backward: scattering the gradients of maxima ----
-
-// dx[index] += dz, for windows that overlap a lot and for indices that point anywhere in the plane.
-void backward_scatter(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  SplitRows rows(plan, &scratch);
-  float* g = scratch.take(plan.line_floats);
-  int32_t* index = scratch.take_indices(plan.line_floats);
-  float* y_row = scratch.take(plan.line_floats);
-  float* value = scratch.take(plan.line_floats);
-  float* dx = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
-  const size_t end = piece.row + piece.rows;
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    if (call.x.data) rows.start_plane(call.x, n, c);
-    const WindowGradients of{call, &rows, y_row, value, n, c};
-    for (size_t first = piece.row; first < end; first += plan.scatter_rows) {
-      const size_t count = end - first < plan.scatter_rows ? end - first : plan.scatter_rows;
-      const uint32_t start = static_cast<uint32_t>(first * w), positions = static_cast<uint32_t>(count * w);
-      const bool all = call.stray_indices;
-      const int64_t p0 = all ? 0 : plan.y.first_window(static_cast<int64_t>(first));
-      const int64_t p1 = all ? plan.y.windows : plan.y.end_window(static_cast<int64_t>(first + count - 1));
-      fill(dx, positions, 0.0f);
-      for (int64_t p = p0; p < p1; ++p) {
-        gradient_row(of, p, g, index);
-        for (size_t q = 0; q < windows; ++q) {
-          const uint32_t position = static_cast<uint32_t>(index[q]) - start;
-          if (position < positions) dx[position] += g[q];
-        }
-      }
-      put_rows(call.dx, n, c, first, count, w, dx, value);
-    }
-  }
-}
-
-// dx (P, Q) = dz[index]; dz (H, W) is staged in bands, and a row of dx is visited once per band.
-void backward_inverse(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t w = static_cast<size_t>(plan.x.image), h = static_cast<size_t>(plan.y.image);
-  const size_t windows = static_cast<size_t>(plan.x.windows);
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  float* dx = scratch.take(plan.line_floats);
-  int32_t* index = scratch.take_indices(plan.line_floats);
-  float* y_row = scratch.take(plan.line_floats);
-  float* dz = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
-  const bool accumulate = call.dx.accumulate, several_bands = plan.scatter_rows < h;
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    for (size_t first = 0; first < h; first += plan.scatter_rows) {
-      const size_t count = h - first < plan.scatter_rows ? h - first : plan.scatter_rows;
-      const uint32_t start = static_cast<uint32_t>(first * w), positions = static_cast<uint32_t>(count * w);
-      for (size_t r = 0; r < count; ++r) window_gradient(call, n, c, first + r, w, dz + r * w, y_row);
-      for (size_t p = piece.row; p < piece.row + piece.rows; ++p) {
-        std::byte* to = call.dx.at(n, c, p);
-        // What other bands wrote goes through float32 and back unchanged.
-        if (accumulate || several_bands) load_line(call.dx, n, c, p, windows, dx);
-        load_indices(call.indices, n, c, p, windows, index);
-        for (size_t q = 0; q < windows; ++q) {
-          const uint32_t position = static_cast<uint32_t>(index[q]) - start;
-          if (position < positions) dx[q] = accumulate ? dx[q] + dz[position] : dz[position];
-        }
-        store_row(call.dx.type, to, call.dx.x_stride, windows, dx);
-      }
-    }
-  }
-}
-
-void backward(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  if (plan.function == BNNSPoolingFunctionUnMax) {
-    backward_inverse(call, piece, work);
-  } else if (plan.is_global_average) {
-    backward_global(call, piece, work);
-  } else if (plan.function == BNNSPoolingFunctionMax && (plan.prefer_scatter || call.stray_indices)) {
-    backward_scatter(call, piece, work);
-  } else if (plan.pushes) {
-    const bool is_max = plan.function == BNNSPoolingFunctionMax, is_third = plan.x.kernel == 3;
-    const auto push = is_max ? (is_third ? backward_push<true, true> : backward_push<true, false>)
-                             : (is_third ? backward_push<false, true> : backward_push<false, false>);
-    push(call, piece, work);
-  } else {
-    backward_pull(call, piece, work);
-  }
-  fence();
-}
-
 // ---- the rest ----
-
-// Rows and columns of y and dy.
-size_t output_rows(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
-}
-size_t output_columns(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.x.image : plan.x.windows);
-}
-
-// y = activation(bias + …): db = Σ dz. A plane is summed in float32 vectors, planes are added in double.
-void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t columns = output_columns(plan);
-  Scratch scratch{reinterpret_cast<float*>(work)};
-  float* dz = scratch.take(plan.line_floats);
-  float* y_row = scratch.take(plan.line_floats);
-  fill(dz, plan.line_floats, 0.0f);
-  for (size_t c = piece.plane; c < piece.plane + piece.planes; ++c) {
-    double total = 0.0;
-    for (size_t n = 0; n < call.batch; ++n) {
-      F plane = F{};
-      for (size_t row = 0; row < output_rows(plan); ++row) {
-        window_gradient(call, n, c, row, columns, dz, y_row);
-        for (size_t i = 0; i < columns; i += kLanes) plane += load(dz + i);
-      }
-      total += static_cast<double>(sum(plane));
-    }
-    std::byte* to = call.db + c * call.db_stride * bytes_of(call.db_type);
-    float value;
-    if (call.db_accumulate) {
-      load_row(call.db_type, to, 1, 1, &value);
-      total += static_cast<double>(value);
-    }
-    value = static_cast<float>(total);
-    store_row(call.db_type, to, 1, 1, &value);
-  }
-}
 
 OBN_INLINE U smaller(U a, U b) { return a < b ? a : b; }
 

@@ -39,25 +39,45 @@ OBN_INLINE F scale(F v, F shifted) {
   return reinterpret_cast<F>(reinterpret_cast<U>(v) + (reinterpret_cast<U>(shifted) << 23));  // U may wrap around
 }
 
-// e^x for |x| <= 2e6; results below the normal numbers are rounded like any other.
-OBN_INLINE F exp_of_moderate(F x) {
-#if !defined(__AVX512F__)
-  x = min(splat(89.0f), max(splat(-104.0f), x));  // what two factors below can reach
-#endif
-  Reduced d = reduce(x);
-  F v = d.r * d.r * exp_series(d.r) + (d.r + 1.0f);
+// v·2^n for -150 <= n <= 129 where shifted = n + 1.5·2^23; results below the normal numbers are rounded like any other.
+OBN_INLINE F scale_far(F v, F shifted) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<F>(_mm512_scalef_ps(reinterpret_cast<__m512>(v), reinterpret_cast<__m512>(d.n)));
+  F n = shifted - splat(12582912.0f);
+  return reinterpret_cast<F>(_mm512_scalef_ps(reinterpret_cast<__m512>(v), reinterpret_cast<__m512>(n)));
 #else
-  I n = bits(d.shifted) - bits(splat(12582912.0f));  // 2^n may be no number: two factors that are
+  I n = bits(shifted) - bits(splat(12582912.0f));  // 2^n may be no number: two factors that are
   I half = n >> 1;
   return v * from_bits((half + 127) << 23) * from_bits((n - half + 127) << 23);
 #endif
 }
 
+// e^x for |x| <= 2e6.
+OBN_INLINE F exp_of_moderate(F x) {
+#if !defined(__AVX512F__)
+  x = min(splat(89.0f), max(splat(-104.0f), x));  // what scale_far can reach
+#endif
+  Reduced d = reduce(x);
+  return scale_far(d.r * d.r * exp_series(d.r) + (d.r + 1.0f), d.shifted);
+}
+
 // e^x for x <= 0 and for every x.
 OBN_INLINE F exp_of_negative(F x) { return exp_of_moderate(max(splat(-104.0f), x)); }
 OBN_INLINE F exp(F x) { return exp_of_moderate(min(splat(89.0f), max(splat(-104.0f), x))); }
+
+// e^x for x <= 0 where many are added up and the small ones count little: fewer operations than above on targets that
+// fuse products into sums. Relative error 1.5e-7 near 0, 3.9e-7 at -87.
+OBN_INLINE F exp_in_sum(F x) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+  const F magic = splat(12582912.0f);
+  x = max(splat(-104.0f), x);
+  F shifted = x * splat(1.44269504f) + magic;
+  F r = x - (shifted - magic) * splat(0.693147182f);  // the product is not rounded
+  F v = polynomial(r, {1.0f, 9.99999702e-1f, 4.99991477e-1f, 1.66676387e-1f, 4.18981612e-2f, 8.29027221e-3f});
+  return scale_far(v, shifted);
+#else
+  return exp_of_negative(x);
+#endif
+}
 
 // e^x - 1 = 2^n·(e^r - 1) + (2^n - 1), exact to the last bits near 0. Halves, because 2^128 is no float.
 OBN_INLINE F expm1(F x) {

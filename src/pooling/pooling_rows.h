@@ -1,0 +1,179 @@
+// What the kernel files of pooling share: scratch, rows from memory, and the rows of windows computed from them. Kernel
+// files only (see simd/vec.h).
+//
+// Letters as in pooling.h: image (H, W), windows (P, Q). All computation is on rows of float32 in scratch; other types
+// and strides are converted when a row comes in and when it leaves. Window loops run over whole vectors and may write
+// up to kPad values past a row of scratch: rows are produced in order, so the next row overwrites what was spilled.
+//
+// Columns. An image row is split by column mod sx (its residues), each residue with its padding around it; column kx of
+// the windows q, q+1, … is then one run (Column::at), whatever kernel, stride, dilation and padding are. Backward is
+// the mirror image: value j of a residue gathers the gradient of the windows j - shift over the columns of that one.
+#pragma once
+
+#include "pooling/pooling.h"
+#include "simd/convert.h"
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET::pooling {
+
+using obn::pooling::Axis;
+using obn::pooling::Call;
+using obn::pooling::Column;
+using obn::pooling::Kernels;
+using obn::pooling::kIndexOutOfRange;
+using obn::pooling::kIndexStray;
+using obn::pooling::kOversAtOnce;
+using obn::pooling::kPad;
+using obn::pooling::kRowsAtOnce;
+using obn::pooling::Piece;
+using obn::pooling::Plan;
+using obn::pooling::Tensor;
+
+// ---- scratch ----
+
+// Carves blocks of floats, each aligned to a cache line, out of the thread's scratch (choose_rows counted them).
+struct Scratch {
+  float* next;
+
+  [[gnu::always_inline]] inline float* take(size_t floats) {
+    float* block = next;
+    next += (floats + kPad - 1) / kPad * kPad;
+    return block;
+  }
+  [[gnu::always_inline]] inline int32_t* take_indices(size_t n) { return reinterpret_cast<int32_t*>(take(n)); }
+};
+
+OBN_INLINE void fill(float* p, size_t n, float value) {
+  const F v = splat(value);
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(p + i, v);
+  for (; i < n; ++i) p[i] = value;
+}
+
+// ---- rows from memory ----
+
+// Rows in scratch have room for whole vectors: a short copy is a few of them instead of a call, with zeros behind it.
+
+// The first n < kLanes values, then zeros.
+OBN_INLINE I load_first_indices(const int32_t* p, size_t n) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<I>(_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1), p));
+#else
+  I v{};
+  for (size_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+#endif
+}
+
+// Values i, i+1, … of a row of w, `rest` past its end.
+OBN_INLINE F load_clipped(const float* row, size_t i, size_t w, F rest) {
+  if (i + kLanes <= w) return load(row + i);
+  return i < w ? load_first(row + i, w - i, rest) : rest;
+}
+
+// Row `row` of plane (n, c) as float32, to (columns).
+OBN_INLINE void load_line(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, float* to) {
+  const std::byte* at = tensor.at(n, c, row);
+  if (tensor.type != BNNSDataTypeFloat32 || tensor.x_stride != 1) {
+    load_row(tensor.type, at, tensor.x_stride, columns, to);
+    return;
+  }
+  const float* from = reinterpret_cast<const float*>(at);
+  for (size_t i = 0; i < columns; i += kLanes) store(to + i, load_clipped(from, i, columns, F{}));
+}
+
+// The same for indices, as 32-bit numbers; what does not fit becomes -1, which is never below W·H.
+OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t columns, int32_t* to) {
+  const std::byte* at = tensor.at(n, c, row);
+  if (tensor.type == BNNSDataTypeUInt32 && tensor.x_stride == 1) {
+    const int32_t* from = reinterpret_cast<const int32_t*>(at);
+    size_t i = 0;
+    for (; i + kLanes <= columns; i += kLanes) store(to + i, load(from + i));
+    if (i < columns) store(to + i, load_first_indices(from + i, columns - i));
+    return;
+  }
+  if (tensor.type == BNNSDataTypeUInt32) {
+    const uint32_t* from = reinterpret_cast<const uint32_t*>(at);
+    for (size_t i = 0; i < columns; ++i) to[i] = static_cast<int32_t>(from[i * tensor.x_stride]);
+    return;
+  }
+  const uint64_t* from = reinterpret_cast<const uint64_t*>(at);
+  for (size_t i = 0; i < columns; ++i) {
+    const uint64_t index = from[i * tensor.x_stride];
+    to[i] = index > 0x7fffffff ? -1 : static_cast<int32_t>(index);
+  }
+}
+
+OBN_INLINE bool is_one_run(const Tensor& tensor, size_t columns) {
+  return tensor.x_stride == 1 && tensor.y_stride == columns;
+}
+
+// Rows and columns of y and dy.
+OBN_INLINE size_t output_rows(const Plan& plan) {
+  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
+}
+OBN_INLINE size_t output_columns(const Plan& plan) {
+  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.x.image : plan.x.windows);
+}
+
+// ---- to memory ----
+
+// stage (rows, columns) packed becomes, or is added to, the rows from `row` of plane (n, c); line (columns) is scratch.
+void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
+              float* line);
+
+// ---- rows of windows ----
+
+// The last rows of one plane that were split, ready for windows.
+struct SplitRows {
+  const Plan& plan;
+  float* ring;    // (ring_rows, row_floats), padding around each residue
+  int32_t* held;  // (ring_rows) which image row a slot holds, -1 none
+  int32_t* nan;   // (ring_rows) whether that row has a NaN (Max only)
+  float* line;    // (line_floats) a converted row
+  float padding;
+  bool in_pairs = false;  // windows are taken straight from the image, the ring stays unused
+  const Tensor* x = nullptr;
+  size_t n = 0;
+  size_t c = 0;
+  bool is_filled = false;  // with padding, once
+
+  [[gnu::always_inline]] inline SplitRows(const Plan& p, Scratch* scratch)
+      : plan(p), ring(nullptr), held(scratch->take_indices(p.ring_rows)), nan(scratch->take_indices(p.ring_rows)),
+        line(nullptr), padding(p.function == BNNSPoolingFunctionMax ? -__builtin_inff() : 0.0f) {
+    ring = scratch->take(p.ring_rows * p.row_floats);
+    line = scratch->take(p.line_floats);
+  }
+  [[gnu::always_inline]] inline void start_plane(const Tensor& tensor, size_t sample, size_t channel) {
+    x = &tensor;
+    n = sample;
+    c = channel;
+    in_pairs = plan.is_in_pairs && tensor.type == BNNSDataTypeFloat32 && tensor.x_stride == 1;
+    if (in_pairs) return;
+    if (!is_filled) fill(ring, plan.ring_rows * plan.row_floats, padding);
+    is_filled = true;
+    for (size_t i = 0; i < plan.ring_rows; ++i) held[i] = -1;
+  }
+};
+
+// How many of the `most` rows of windows from p on a pass may take together.
+OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
+  if (p < plan.full_begin || p >= plan.full_end) return 1;
+  const size_t left = static_cast<size_t>(plan.full_end - p);
+  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
+  return least < most ? least : most;
+}
+
+// y (count, Q) = function over the windows of `count` rows from p on, and index (count, Q) for Max; more than one row
+// only where windows are taken from the image in pairs, and then no more than rows_together.
+void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index);
+
+// z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it.
+void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z);
+
+// ---- backward (pooling_backward_kernels.cpp) ----
+
+void backward(const Call& call, const Piece& piece, std::byte* work);
+void bias_backward(const Call& call, const Piece& piece, std::byte* work);
+
+}  // namespace obn::OBN_TARGET::pooling
