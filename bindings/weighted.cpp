@@ -71,11 +71,22 @@ PyObject* weighted_backward(PyObject* module, PyObject* const* arguments, Py_ssi
   return Py_BuildValue("NNN", dx.result(), dw.result(), db.result());
 }
 
+// filter, batch
+PyObject* weighted_work_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("weighted_work_bytes", count, 2)) return nullptr;
+  Call call(module, arguments[0], Family::weighted);
+  if (!call.ok()) return nullptr;
+  size_t batch = PyLong_AsSize_t(arguments[1]);
+  if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
+  return PyLong_FromSize_t(obn_filter_work_bytes(call.handle(), batch));
+}
+
 }  // namespace
 
 PyMethodDef weighted_methods[] = {
     {"weighted_apply", as_method(weighted_apply), METH_FASTCALL, nullptr},
     {"weighted_backward", as_method(weighted_backward), METH_FASTCALL, nullptr},
+    {"weighted_work_bytes", as_method(weighted_work_bytes), METH_FASTCALL, nullptr},
     {},
 };
 

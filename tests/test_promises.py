@@ -480,6 +480,15 @@ def test_failing_backward_calls_leave_gradients_alone(case):
 
 
 @pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
+def test_layers_say_what_their_calls_hold(case):
+    halves = replace(case, dtype="float16").layer()  # float32 copies of images are needed
+    assert 0 < halves.work_bytes(1) <= halves.work_bytes(64) < 1 << 24
+    halves.close()
+    with pytest.raises(openbnns.LayerApplyError, match="got a closed one"):
+        halves.work_bytes(1)
+
+
+@pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
 def test_parameters_live_as_long_as_their_layer(case):
     """The layer keeps the memory of arrays that nobody else holds any more."""
     x, layer = case.input(), case.layer(weights=case.weights().copy())

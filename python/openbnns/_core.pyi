@@ -110,6 +110,7 @@ def weighted_backward(
     accumulate: int,
     /,
 ) -> tuple[Any, Any, Any]: ...
+def weighted_work_bytes(filter: Filter, batch: int, /) -> int: ...
 def pooling_create(
     name: str,
     input: Operand,

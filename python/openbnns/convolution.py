@@ -172,6 +172,21 @@ class ConvolutionLayer(UnaryLayer):
         """The bias given at creation, or None."""
         return self._bias
 
+    def work_bytes(self, batch: int) -> int:
+        """Bytes that calls with a batch of this size hold while they run, at most.
+
+        The memory belongs to the calling thread and serves all layers; it is not counted twice.
+
+        Args:
+            batch: number of samples.
+
+        Raises:
+            LayerApplyError: the layer is closed.
+
+        See also: ``obn_filter_work_bytes``.
+        """
+        return _core.weighted_work_bytes(self._filter, batch)
+
     @overload
     def apply(self, x: Array, *, out: None = None) -> npt.NDArray[Any]: ...
     @overload
