@@ -275,7 +275,8 @@ void input_gradient(const Plan& plan, const InputGradient& g, size_t first_unit,
 
 // ---- dw ----
 
-// A chain of kernel rows, some kernel columns of it, and one plane of dz: sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
+// A chain of kernel rows, some kernel columns of it, and one plane of dz:
+//   sums(i, k) += Σ dz(p, q) · x(p + i, q + at(k))
 struct Products {
   const float* x;      // first row of the chain, column 0
   size_t line;

@@ -56,7 +56,7 @@ struct Kernels {
 
 extern const Targets<Kernels> targets;
 
-// The passes with a choice of kernels, for the tests; the algorithms take the best.
+// The passes with a choice of kernels, for the tests; the algorithms take the best, and fit only where they win.
 bool fits(const Problem& problem);
 size_t work_bytes(const Problem& problem);  // of the weight gradient; the others need none
 void forward(const Kernels& kernels, const Problem& problem, const Forward& call, size_t threads);

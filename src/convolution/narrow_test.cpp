@@ -143,4 +143,17 @@ TEST(narrow_refuses_what_it_cannot_do) {
   CHECK(!fits({1, 1, 4, 1, wide, axis}), "a row that does not fit the stage");
 }
 
+TEST(narrow_fits_where_it_wins) {
+  const Axis axis = make_axis(20, 3, 1, 1, 1, 1), halving = make_axis(20, 3, 2, 1, 1, 1);
+  const Problem digits = {32, 1, 32, 1, axis, axis}, colours = {32, 3, 32, 1, axis, axis};
+  CHECK(narrow_forward.fits(digits) && narrow_input_gradient.fits(digits) && narrow_weight_gradient.fits(digits),
+        "one channel");
+  CHECK(narrow_forward.fits(colours) && !narrow_input_gradient.fits(colours) && !narrow_weight_gradient.fits(colours),
+        "three channels");
+  CHECK(narrow_input_gradient.fits({32, 3, 32, 1, halving, halving}), "three channels, stride 2");
+  CHECK(!narrow_forward.fits({32, 3, 3, 1, axis, axis}) && !narrow_input_gradient.fits({32, 3, 3, 1, axis, axis}) &&
+            narrow_weight_gradient.fits({32, 3, 3, 1, axis, axis}),
+        "three outputs");
+}
+
 }  // namespace obn::convolution::narrow

@@ -85,7 +85,8 @@ OBN_INLINE void fetch_ahead(const float* p, size_t n) {
 }
 
 // y (rows, columns), finished, in place.
-OBN_INLINE void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows, size_t columns) {
+OBN_INLINE void activate(const obn::activation::Fused* activation, float* y, size_t y_row, size_t rows,
+                         size_t columns) {
   if (!activation) return;
   if (y_row == columns) return activation->forward(y, rows * columns);
   for (size_t r = 0; r < rows; ++r) activation->forward(y + r * y_row, columns);
