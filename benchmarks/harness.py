@@ -237,11 +237,22 @@ def check(contender: Contender | Trainer, ours: tuple[np.ndarray | None, ...]) -
             )
 
 
+def rest(seconds: float) -> None:
+    """Sleeps so long, and on until no thread of this process computes (a quarter second at most)."""
+    time.sleep(seconds)
+    for _ in range(50):
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.0005:
+            return
+
+
 def race(timers: dict[str, Timer], run: Run) -> dict[str, Timing]:
     """Times every contender in several rounds, each round starting with another one.
 
-    Before each slice there is a pause, because OpenMP threads of the peers spin for a while after
-    a call and would sit on a core of the next contender, and then one call that does not count.
+    Before each slice there is a pause until this process is at rest, because threads of the peers
+    spin for a while after a call (OpenBLAS: 2**26 cycles) and would sit on a core of the next
+    contender; and then one call that does not count.
     """
     names = list(timers)
     repeats = {name: _repeats(timer, run.slice_seconds) for name, timer in timers.items()}
@@ -249,7 +260,7 @@ def race(timers: dict[str, Timer], run: Run) -> dict[str, Timing]:
     for turn in range(run.rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            time.sleep(run.pause_seconds)
+            rest(run.pause_seconds)
             timers[name].timeit(1)
             seconds[name].append(timers[name].timeit(repeats[name]) / repeats[name])
     return {name: Timing.of(values) for name, values in seconds.items()}
