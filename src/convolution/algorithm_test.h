@@ -160,4 +160,73 @@ std::vector<Target<Kernels>> all_targets(const Targets<Kernels>& targets) {
   return all;
 }
 
+// An algorithm as its tests see it: every pass for given kernels, one thread.
+template <class Kernels>
+struct Passes {
+  const Targets<Kernels>& targets;
+  bool (*fits)(const Problem&);
+  size_t (*work_bytes)(const Problem&);
+  void (*forward)(const Kernels&, const Problem&, const Forward&, size_t threads);
+  void (*input_gradient)(const Kernels&, const Problem&, const InputGradient&, size_t threads);
+  void (*weight_gradient)(const Kernels&, const Problem&, const WeightGradient&, size_t threads, std::byte* work);
+
+  // All passes on all targets, plain or with everything that can be added.
+  void check(Trial& trial, bool plain_only) const {
+    const Problem& s = trial.problem;
+    std::byte* work = workspace(work_bytes(s));
+    for (const auto& target : all_targets(targets)) {
+      const Kernels& kernels = *target.kernels;
+      auto run_forward = [&](const Problem& p, const Forward& call) { forward(kernels, p, call, 1); };
+      auto run_input = [&](const Problem& p, const InputGradient& call) { input_gradient(kernels, p, call, 1); };
+      auto run_weights = [&](const Problem& p, const WeightGradient& call) {
+        weight_gradient(kernels, p, call, 1, work);
+      };
+      compare_forward(trial, true, target.name, run_forward);
+      compare_input_gradient(trial, true, false, target.name, run_input);
+      compare_weight_gradient(trial, false, target.name, run_weights);
+      if (plain_only) continue;
+      compare_forward(trial, false, target.name, run_forward);
+      compare_input_gradient(trial, false, false, target.name, run_input);
+      compare_input_gradient(trial, true, true, target.name, run_input);
+      compare_weight_gradient(trial, true, target.name, run_weights);
+    }
+  }
+  void check(const Problem& s, size_t gap, Random& random) const {
+    CHECK(fits(s), "does not fit: %s", text_of(s).c_str());
+    if (!fits(s)) return;
+    Trial trial(s, gap, random);
+    check(trial, false);
+  }
+  // An infinite value reaches the outputs whose windows hold it, and no others. The problem has no padding.
+  void check_infinity(const Problem& s, Random& random) const {
+    Trial trial(s, 0, random);
+    trial.x.at(random.below(trial.x.count())) = std::numeric_limits<float>::infinity();
+    trial.y.at(random.below(trial.y.count())) = -std::numeric_limits<float>::infinity();
+    for (float& weight : trial.w.values) weight = weight == 0.0f ? 1.0f : weight;
+    check(trial, true);
+  }
+  // Numbers whose sums round: the bits must not depend on who adds them.
+  void check_threads(const Problem& s, Random& random) const {
+    const size_t before = obn_get_num_threads();
+    obn_set_num_threads(7);
+    Trial trial(s, 0, random);
+    for (Tensor* tensor : {&trial.x, &trial.y, &trial.w})
+      for (float& v : tensor->values) v = v * 0.3f + 0.1f;
+    std::byte* work = workspace(work_bytes(s));
+    Tensor y[2] = {trial.y, trial.y}, dx[2] = {trial.x, trial.x}, dw[2] = {trial.w, trial.w};
+    const size_t threads[2] = {1, 7};
+    const float* w = trial.w.values.data();
+    for (size_t i = 0; i < 2; ++i) {
+      const Kernels& kernels = targets.best();
+      forward(kernels, s, {trial.x.planes(), w, y[i].planes(), nullptr, nullptr}, threads[i]);
+      input_gradient(kernels, s, {trial.y.planes(), w, dx[i].planes(), false, nullptr, nullptr}, threads[i]);
+      weight_gradient(kernels, s, {trial.x.planes(), trial.y.planes(), dw[i].values.data(), false}, threads[i], work);
+    }
+    check_same(y[1], y[0], "forward", "7 threads");
+    check_same(dx[1], dx[0], "dx", "7 threads");
+    check_same(dw[1], dw[0], "dw", "7 threads");
+    obn_set_num_threads(before);
+  }
+};
+
 }  // namespace obn::convolution::test

@@ -1,8 +1,6 @@
 // Convolution of few input channels: every target against the reference loops.
 #include "convolution/narrow.h"
 
-#include <cstring>
-
 #include "convolution/algorithm_test.h"
 
 namespace obn::convolution::narrow {
@@ -10,28 +8,7 @@ namespace {
 
 using namespace test;
 
-// All passes on all targets.
-void check_problem(const Problem& s, size_t gap, Random& random) {
-  CHECK(fits(s), "does not fit: %s", text_of(s).c_str());
-  if (!fits(s)) return;
-  Trial trial(s, gap, random);
-  std::byte* work = workspace(work_bytes(s));
-  for (const auto& target : all_targets(targets)) {
-    const Kernels& kernels = *target.kernels;
-    auto run_forward = [&](const Problem& p, const Forward& call) { forward(kernels, p, call, 1); };
-    auto run_input = [&](const Problem& p, const InputGradient& call) { input_gradient(kernels, p, call, 1); };
-    auto run_weights = [&](const Problem& p, const WeightGradient& call) {
-      weight_gradient(kernels, p, call, 1, work);
-    };
-    for (bool plain : {false, true}) {
-      compare_forward(trial, plain, target.name, run_forward);
-      compare_input_gradient(trial, plain, false, target.name, run_input);
-    }
-    compare_input_gradient(trial, true, true, target.name, run_input);
-    compare_weight_gradient(trial, false, target.name, run_weights);
-    compare_weight_gradient(trial, true, target.name, run_weights);
-  }
-}
+const Passes<Kernels> passes = {targets, fits, work_bytes, forward, input_gradient, weight_gradient};
 
 Problem make_problem(size_t n, size_t c, size_t o, Axis x, Axis y) { return {n, c, o, 1, x, y}; }
 
@@ -41,7 +18,7 @@ TEST(narrow_every_width) {
   Random random{1};
   for (int64_t w = 1; w <= 50; ++w)
     for (int64_t stride : {1, 2})
-      check_problem(make_problem(2, 1, 7, make_axis(w, 3, stride, 1, 1, 1), make_axis(5, 3, stride, 1, 1, 1)),
+      passes.check(make_problem(2, 1, 7, make_axis(w, 3, stride, 1, 1, 1), make_axis(5, 3, stride, 1, 1, 1)),
                     static_cast<size_t>(w % 3), random);
 }
 
@@ -49,7 +26,7 @@ TEST(narrow_every_height) {
   Random random{2};
   for (int64_t h = 1; h <= 20; ++h)
     for (int64_t stride : {1, 2})
-      check_problem(make_problem(1, 2, 5, make_axis(9, 3, stride, 1, 1, 1), make_axis(h, 3, stride, 1, 1, 1)), 0,
+      passes.check(make_problem(1, 2, 5, make_axis(9, 3, stride, 1, 1, 1), make_axis(h, 3, stride, 1, 1, 1)), 0,
                     random);
 }
 
@@ -65,7 +42,7 @@ TEST(narrow_random_geometry) {
     const Axis x = axis(), y = axis();
     const size_t c = random.between(1, 4);
     if (c * static_cast<size_t>(x.kernel * y.kernel) > kMostTaps) continue;
-    check_problem(make_problem(random.between(1, 3), c, random.between(1, 9), x, y),
+    passes.check(make_problem(random.between(1, 3), c, random.between(1, 9), x, y),
                   random.below(3), random);
   }
 }
@@ -73,63 +50,23 @@ TEST(narrow_random_geometry) {
 // Planes that are done in bands, and a batch that is summed in several segments.
 TEST(narrow_large_planes) {
   Random random{4};
-  check_problem(make_problem(3, 1, 4, make_axis(200, 3, 1, 1, 1, 1), make_axis(150, 3, 1, 1, 1, 1)), 1, random);
-  check_problem(make_problem(2, 2, 3, make_axis(151, 5, 2, 1, 2, 2), make_axis(131, 5, 2, 1, 2, 2)), 0, random);
-  check_problem(make_problem(1, 1, 2, make_axis(99, 7, 1, 3, 9, 9), make_axis(120, 7, 3, 2, 6, 6)), 0, random);
+  passes.check(make_problem(3, 1, 4, make_axis(200, 3, 1, 1, 1, 1), make_axis(150, 3, 1, 1, 1, 1)), 1, random);
+  passes.check(make_problem(2, 2, 3, make_axis(151, 5, 2, 1, 2, 2), make_axis(131, 5, 2, 1, 2, 2)), 0, random);
+  passes.check(make_problem(1, 1, 2, make_axis(99, 7, 1, 3, 9, 9), make_axis(120, 7, 3, 2, 6, 6)), 0, random);
 }
 
-// An infinite value reaches the outputs whose windows hold it, and no others.
 TEST(narrow_infinity_stays_local) {
   Random random{5};
-  for (int64_t w : {5, 7, 9, 17, 20, 33}) {
-    for (int64_t stride : {1, 2}) {
-      const Problem s =
-          make_problem(1, 2, 3, make_axis(w, 3, stride, 1, 0, 0), make_axis(7, 3, stride, 1, 0, 0));
-      Trial trial(s, 0, random);
-      trial.x.at(random.below(trial.x.count())) = std::numeric_limits<float>::infinity();
-      trial.y.at(random.below(trial.y.count())) = -std::numeric_limits<float>::infinity();
-      for (float& weight : trial.w.values) weight = weight == 0.0f ? 1.0f : weight;
-      std::byte* work = workspace(work_bytes(s));
-      for (const auto& target : all_targets(targets)) {
-        compare_forward(trial, true, target.name,
-                        [&](const Problem& p, const Forward& call) { forward(*target.kernels, p, call, 1); });
-        compare_input_gradient(
-            trial, true, false, target.name,
-            [&](const Problem& p, const InputGradient& call) { input_gradient(*target.kernels, p, call, 1); });
-        compare_weight_gradient(trial, false, target.name, [&](const Problem& p, const WeightGradient& call) {
-          weight_gradient(*target.kernels, p, call, 1, work);
-        });
-      }
-    }
-  }
+  for (int64_t w : {5, 7, 9, 17, 20, 33})
+    for (int64_t stride : {1, 2})
+      passes.check_infinity(
+          make_problem(1, 2, 3, make_axis(w, 3, stride, 1, 0, 0), make_axis(7, 3, stride, 1, 0, 0)), random);
 }
 
-// Numbers whose sums round: the bits must not depend on who adds them.
 TEST(narrow_same_bits_for_any_threads) {
-  const size_t before = obn_get_num_threads();
-  obn_set_num_threads(7);
   Random random{6};
-  for (size_t c : {1, 3}) {
-    const Problem s = make_problem(9, c, 20, make_axis(45, 3, 1, 1, 1, 1), make_axis(50, 3, 2, 1, 1, 1));
-    Trial trial(s, 0, random);
-    for (Tensor* tensor : {&trial.x, &trial.y, &trial.w})
-      for (float& v : tensor->values) v = v * 0.3f + 0.1f;
-    std::byte* work = workspace(work_bytes(s));
-    Tensor y[2] = {trial.y, trial.y}, dx[2] = {trial.x, trial.x}, dw[2] = {trial.w, trial.w};
-    const size_t threads[2] = {1, 7};
-    for (size_t i = 0; i < 2; ++i) {
-      narrow_forward.run(s, {trial.x.planes(), trial.w.values.data(), y[i].planes(), nullptr, nullptr}, threads[i],
-                            nullptr);
-      narrow_input_gradient.run(
-          s, {trial.y.planes(), trial.w.values.data(), dx[i].planes(), false, nullptr, nullptr}, threads[i], nullptr);
-      narrow_weight_gradient.run(s, {trial.x.planes(), trial.y.planes(), dw[i].values.data(), false}, threads[i],
-                                    work);
-    }
-    check_same(y[1], y[0], "forward", "7 threads");
-    check_same(dx[1], dx[0], "dx", "7 threads");
-    check_same(dw[1], dw[0], "dw", "7 threads");
-  }
-  obn_set_num_threads(before);
+  for (size_t c : {1, 3})
+    passes.check_threads(make_problem(9, c, 20, make_axis(45, 3, 1, 1, 1, 1), make_axis(50, 3, 2, 1, 1, 1)), random);
 }
 
 TEST(narrow_refuses_what_it_cannot_do) {
