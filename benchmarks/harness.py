@@ -238,7 +238,7 @@ def check(contender: Contender | Trainer, ours: tuple[np.ndarray | None, ...]) -
 
 
 def rest(seconds: float) -> None:
-    """Sleeps so long, and on until no thread of this process computes (a quarter second at most)."""
+    """Sleeps so long, and on until no thread of this process computes: 0.3 seconds at most."""
     time.sleep(seconds)
     for _ in range(50):
         before = time.process_time()
