@@ -37,7 +37,6 @@ namespace {
 constexpr size_t kAlone = size_t{1} << 18;
 constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
 constexpr size_t kFewestRows = 64;              // of a ticket that packs b for itself
-constexpr size_t kMostShared = size_t{16} << 20;  // bytes of packed a that threads share
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
@@ -153,25 +152,46 @@ Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
 
 // ---- running ----
 
-// A packed once for all tickets of a row of blocks; else each ticket packs its own.
-bool can_share(const Product& p) {
-  return p.m <= kMostShared / sizeof(float) / std::max<size_t>(p.k, 1);
-}
-size_t shared_block(const Product& p, const Cut& cut) { return round_up(cut.rows * p.k + kPackSlack, kPackSlack); }
+// What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
+// there are several down and it is not multiplied where it lies.
+constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
 
-void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* shared) {
-  if (shared) {
-    parallel(cut.down, threads, [&](size_t down) {
-      const Block block = cut.block(p, down * cut.across);
-      const size_t depth = even_part(p.k, kDepth);
-      for (size_t first = 0; first < p.k; first += depth)
-        kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first),
-                       shared + down * shared_block(p, cut) + first * block.rows);
-    });
-  }
+bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
+bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
+size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k + kPackSlack, kPackSlack); }
+size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
+
+void share_a(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* to) {
+  const size_t depth = even_part(p.k, kDepth);
+  parallel(cut.down, threads, [&](size_t down) {
+    const Block block = cut.block(p, down * cut.across);
+    for (size_t first = 0; first < p.k; first += depth)
+      kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first),
+                     to + down * shared_a_block(cut.rows, p.k) + first * block.rows);
+  });
+}
+
+void share_b(const Product& p, const Kernels& kernels, size_t threads, float* to) {
+  const size_t depth = even_part(p.k, kDepth), width = kernels.tile_columns, whole = round_up(p.n, width);
+  parallel(whole / width, threads, [&](size_t tile) {
+    const size_t column = tile * width;
+    for (size_t first = 0; first < p.k; first += depth) {
+      const size_t steps = std::min(depth, p.k - first);
+      kernels.pack_b(p.b, column, std::min(width, p.n - column), first, steps, to + first * whole + column * steps);
+    }
+  });
+}
+
+void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* work) {
+  float* a = work && cut.across > 1 && can_share(p.m * p.k) ? work : nullptr;
+  float* b = nullptr;
+  if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
+    b = a ? work + cut.down * shared_a_block(cut.rows, p.k) : work;
+  if (a) share_a(p, cut, kernels, threads, a);
+  if (b) share_b(p, kernels, threads, b);
   parallel(cut.down * cut.across, threads, [&](size_t ticket) {
-    const float* a = shared ? shared + ticket / cut.across * shared_block(p, cut) : nullptr;
-    kernels.packed(p, cut.block(p, ticket), a, reinterpret_cast<float*>(scratch()));
+    const float* rows = a ? a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;
+    kernels.packed(p, cut.block(p, ticket), rows, b, reinterpret_cast<float*>(scratch()));
   });
 }
 
@@ -184,7 +204,7 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
   const size_t tickets = cut.down * cut.across;
   switch (way) {
     case Way::packed:
-      run_packed(p, cut, kernels, threads, cut.across > 1 && can_share(p) ? reinterpret_cast<float*>(work) : nullptr);
+      run_packed(p, cut, kernels, threads, reinterpret_cast<float*>(work));
       break;
     case Way::plain:
       parallel(tickets, threads, [&](size_t ticket) { kernels.plain(p, cut.block(p, ticket)); });
@@ -209,11 +229,13 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
 }  // namespace
 
 size_t work_bytes(const Product& product) {
-  constexpr size_t kNarrowestTile = 8;  // narrower products are not cut across, so nothing is shared
+  constexpr size_t kNarrowestTile = 8, kWidestTile = 32;
   const Product p = simplified(product);
-  if (p.m == 1 || p.n <= kNarrowestTile || !can_share(p)) return 0;
-  const size_t blocks = divide_up(p.m, std::min(p.m, kFewestRows));  // no cut has more
-  return (p.m * p.k + blocks * 2 * kPackSlack) * sizeof(float);
+  size_t values = 0;
+  if (p.n > kNarrowestTile && can_share(p.m * p.k))  // narrower products are not cut across
+    values += p.m * p.k + divide_up(p.m, std::min(p.m, kFewestRows)) * 2 * kPackSlack;  // no cut has more blocks
+  if (p.m > kFewestRows && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
+  return values * sizeof(float);
 }
 
 void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work) {

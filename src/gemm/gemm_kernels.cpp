@@ -96,21 +96,36 @@ struct Source {
 constexpr size_t kMostWidth = kTileRows > kTileColumns ? kTileRows : kTileColumns;
 constexpr size_t kMostVectors = (kMostWidth + kLanes - 1) / kLanes;
 
-// Runs along k: kLanes steps of kLanes lines at a time are turned in registers.
+// kLanes steps of k at p, of the kLanes lines from the first one on, turned; 0 for lines and steps that are not there.
+template <class Type>
+OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_t lines, size_t first, size_t p,
+                            size_t steps, F (&v)[kLanes]) {
+  for (size_t i = 0; i < kLanes; ++i)
+    v[i] = first + i < lines ? up_to<Type>(from + (first + i) * line + p, steps) : F{};
+  transpose(v);
+}
+
+// Runs along k. Where rows of the panel are whole vectors, one vector of lines after the other: lines are often a power
+// of two apart, and fewer of them at once throw each other out of the cache less.
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
-  const size_t vectors = (width + kLanes - 1) / kLanes;
+  const size_t vectors = (width + kLanes - 1) / kLanes, whole = width / kLanes;
+  if (vectors == whole) {
+    for (size_t g = 0; g < vectors; ++g) {
+      for (size_t p = 0; p < depth; p += kLanes) {
+        const size_t steps = least(kLanes, depth - p);
+        F v[kLanes];
+        load_turned<Type>(from, line, lines, g * kLanes, p, steps, v);
+        for (size_t q = 0; q < steps; ++q) store(to + (p + q) * width + g * kLanes, v[q]);
+      }
+    }
+    return;
+  }
   for (size_t p = 0; p < depth; p += kLanes) {
     const size_t steps = least(kLanes, depth - p);
     F v[kMostVectors][kLanes];
-    for (size_t g = 0; g < vectors; ++g) {
-      for (size_t i = 0; i < kLanes; ++i) {
-        const size_t which = g * kLanes + i;
-        v[g][i] = which < lines ? up_to<Type>(from + which * line + p, steps) : F{};
-      }
-      transpose(v[g]);
-    }
+    for (size_t g = 0; g < vectors; ++g) load_turned<Type>(from, line, lines, g * kLanes, p, steps, v[g]);
     for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
       for (size_t g = 0; g < vectors; ++g) store(to + (p + q) * width + g * kLanes, v[g][q]);
   }
@@ -168,6 +183,10 @@ void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t dept
     const size_t height = panels.rows_of(r);
     pack({a, (row + i) * a.row + first * a.column, a.row, a.column}, height, height, depth, to + i * depth);
   }
+}
+
+void pack_b(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to) {
+  pack({b, first * b.row + column * b.column, b.column, b.row}, columns, kTileColumns, depth, to);
 }
 
 // ---- the end of a sum ----
@@ -234,42 +253,43 @@ struct Strip {
   size_t column, columns;
   size_t first, depth;
   const float* a;  // packed, or NULL: in place
+  const float* b;  // packed, or NULL: not yet
   float* copy;     // (depth, kTileColumns)
   bool is_last;
 };
 
-// Where the tile of row panel r finds b, and what it fetches for those to come: the first panel reads b where it lies;
-// the second and third fetch the lines of the next columns, one per step of k. (A panel all alone fetches nothing: rows
-// of b a power of two apart would throw each other out of the first-level cache.)
-void place_b(const Strip& s, size_t r, Tile* t) {
+// What the tile of row panel r fetches for those to come. The second and third fetch the lines of the next columns of
+// b, one per step of k: a panel all alone fetches nothing, as rows of b a power of two apart would throw each other out
+// of the first-level cache.
+void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) {
   constexpr size_t kLine = 16;  // floats
-  const Operand& operand = s.product.b;
-  const float* b = floats(operand, s.first, s.column);
-  t->b = r == 0 ? b : s.copy;
-  t->b_step = r == 0 ? operand.row : kTileColumns;
   const bool fetches = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
-  t->ahead = fetches ? b + kTileColumns + (r - 1) * kLine : nullptr;
-  t->ahead_step = fetches ? operand.row : 0;
+  t->ahead = fetches ? next + (r - 1) * kLine : nullptr;
+  t->ahead_step = fetches ? step : 0;
 }
 
 void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
-  const bool b_in_place = is_b_in_place(p);
+  const bool b_in_place = !s.b && is_b_in_place(p);
+  const float* b = b_in_place ? floats(p.b, s.first, s.column) : nullptr;
   Tile t;
   t.k = s.depth;
-  t.b = s.copy;
-  t.b_step = kTileColumns;
-  if (!b_in_place)
-    pack({p.b, s.first * p.b.row + s.column * p.b.column, p.b.column, p.b.row}, s.columns, kTileColumns, s.depth,
-         s.copy);
+  if (!s.b && !b_in_place) pack_b(p.b, s.column, s.columns, s.first, s.depth, s.copy);
   for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
     const size_t rows = panels.rows_of(r);
     begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
     t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
     t.a_row = s.a ? 1 : p.a.row;
     t.a_step = s.a ? rows : p.a.column;
-    if (b_in_place) place_b(s, r, &t);
+    t.b = s.b ? s.b : s.copy;
+    t.b_step = kTileColumns;
+    if (s.b) fetch_b(s, s.b + s.depth * kTileColumns, kTileColumns, r, &t);
+    if (b_in_place) fetch_b(s, b + kTileColumns, p.b.row, r, &t);
+    if (b_in_place && r == 0) {  // reads b where it lies
+      t.b = b;
+      t.b_step = p.b.row;
+    }
     if (b_in_place && r == 0 && panels.count > 1) {
       copying.of_rows[rows](t, s.copy);
     } else {
@@ -278,8 +298,8 @@ void multiply_strip(const Strip& s) {
   }
 }
 
-void packed(const Product& p, const Block& block, const float* packed_a, float* work) {
-  const size_t depth = even_part(p.k, kDepth);
+void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
+  const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
   const size_t end = block.column + block.columns, group = columns_at_once(p, block);
   float* copy = work;
   float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
@@ -289,8 +309,10 @@ void packed(const Product& p, const Block& block, const float* packed_a, float* 
     const float* a = packed_a ? packed_a + first * block.rows : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
-      for (size_t j = from; j < to; j += kTileColumns)
-        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, copy, j + kTileColumns >= end});
+      for (size_t j = from; j < to; j += kTileColumns) {
+        const float* b = packed_b ? packed_b + first * width + j * steps : nullptr;
+        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy, j + kTileColumns >= end});
+      }
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
     }
   }
@@ -510,7 +532,7 @@ void row(const Product& p, const Block& block, float* work) {
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, packed, plain, dots, turned, row};
+const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, pack_b, packed, plain, dots, turned, row};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

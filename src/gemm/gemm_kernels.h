@@ -37,9 +37,13 @@ struct Kernels {
   // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32.
   void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to);
 
+  // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros where there are none.
+  void (*pack_b)(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to);
+
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself.
+  // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them; NULL: packs them itself.
   // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth + kPackSlack).
-  void (*packed)(const Product& product, const Block& block, const float* packed_a, float* work);
+  void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
   // Straight from the operands: float32, b.column == 1.
   void (*plain)(const Product& product, const Block& block);
   // Dot products along k: float32, a.column == 1, b.row == 1.
