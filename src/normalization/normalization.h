@@ -47,6 +47,11 @@ struct Moments {
 struct Standard {
   float mean, r, rest;
 };
+[[gnu::always_inline]] inline Standard standard_of(double mean, double variance, float epsilon) {
+  const double r = 1.0 / __builtin_sqrt(variance + static_cast<double>(epsilon));
+  const float rounded = static_cast<float>(mean);
+  return {rounded, static_cast<float>(r), static_cast<float>((static_cast<double>(rounded) - mean) * r)};
+}
 
 struct Sums {
   double dz = 0.0, dz_xhat = 0.0;
@@ -57,10 +62,24 @@ struct Forward {
   size_t count, length;
   Runs x, y, xhat;         // xhat.data NULL: not kept
   Standard standard;
-  const float* gamma;      // channels: one value; rows: (length), NULL with beta for 1 and 0
-  const float* beta;
+  const float *gamma, *beta;   // one value each
   float low;
   bool stream_y, stream_xhat;  // past the caches, where alignment allows it
+  size_t ahead;                // what is read next lies so many values further on; 0: elsewhere
+};
+
+// The same, with statistics, on up to kRowsTogether rows.
+inline constexpr size_t kRowsTogether = 4;
+struct RowForward {
+  size_t rows, length;
+  const float* x[kRowsTogether];
+  float* y[kRowsTogether];
+  float* xhat[kRowsTogether];  // or NULL
+  const float *gamma, *beta;   // (length), NULL both for 1 and 0
+  float epsilon, low;
+  bool stream_y, stream_xhat;
+  size_t ahead;
+  float r[kRowsTogether];      // written
 };
 
 // dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) on `count` runs. dz = y > 0 ? dy : 0, or dy where there is no y.
@@ -70,10 +89,10 @@ struct Gradient {
   const float* gamma;      // channels: one value; rows: (length), NULL for 1
   float r, mean_g, mean_g_xhat;
   bool accumulate, stream;
+  size_t ahead;            // as in Forward
 };
 
 // Up to kRowsTogether rows with the same γ.
-inline constexpr size_t kRowsTogether = 4;
 struct RowSums {
   size_t rows, length;
   const float* dy[kRowsTogether];
@@ -106,7 +125,7 @@ struct Kernels {
   void (*channel_forward)(const Forward& job);
   Sums (*channel_sums)(const Gradient& job);
   void (*channel_gradient)(const Gradient& job);  // last run first: it was read last
-  void (*row_forward)(const Forward& job);
+  void (*row_forward)(RowForward* job);
   void (*row_sums)(RowSums* job);
   void (*row_gradient)(const Gradient& job);
   void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);

@@ -11,8 +11,11 @@ using obn::normalization::Gradient;
 using obn::normalization::kColumns;
 using obn::normalization::kRowsTogether;
 using obn::normalization::Moments;
+using obn::normalization::RowForward;
 using obn::normalization::RowSums;
 using obn::normalization::Runs;
+using obn::normalization::Standard;
+using obn::normalization::standard_of;
 using obn::normalization::Sums;
 
 extern const obn::normalization::Kernels kernels;
@@ -72,42 +75,64 @@ size_t head_of(const float* p) {
 
 // ---- statistics ----
 
+// Σ x of a run
+OBN_INLINE F run_sum(const float* x, size_t n) {
+  F total[4] = {};
+  size_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (size_t j = 0; j < 4; ++j) total[j] += load(x + i + j * kLanes);
+  for (; i + kLanes <= n; i += kLanes) total[0] += load(x + i);
+  if (i < n) total[1] += load_first(x + i, n - i);
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
+// Σ (x - about) and Σ (x - about)² of a run
+struct Spread {
+  F first, second;
+};
+OBN_INLINE Spread run_spread(const float* x, size_t n, F about) {
+  F first[4] = {}, second[4] = {};
+  size_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (size_t j = 0; j < 4; ++j) {
+      const F d = load(x + i + j * kLanes) - about;
+      first[j] += d;
+      second[j] += d * d;
+    }
+  }
+  for (; i + kLanes <= n; i += kLanes) {
+    const F d = load(x + i) - about;
+    first[0] += d;
+    second[0] += d * d;
+  }
+  if (i < n) {
+    const F d = load_first(x + i, n - i, about) - about;
+    first[1] += d;
+    second[1] += d * d;
+  }
+  return {(first[0] + first[1]) + (first[2] + first[3]), (second[0] + second[1]) + (second[2] + second[3])};
+}
+
+// What the second pass says about n values, whose mean is nearly `about`.
+OBN_INLINE Moments moments_of(double n, double inverse, float about, const Spread& spread) {
+  const double off = static_cast<double>(sum(spread.first));
+  const double squares = static_cast<double>(sum(spread.second)) - off * off * inverse;
+  return {n, static_cast<double>(about) + off * inverse, squares < 0.0 ? 0.0 : squares};
+}
+
 // Moments of a block, two passes: the second one corrects the rounding of the first mean.
 Moments block_moments(const float* x, size_t step, size_t count, size_t length) {
-  F total[4] = {};
-  for (size_t k = 0; k < count; ++k) {
-    const float* run = x + k * step;
-    size_t i = 0;
-    for (; i + 4 * kLanes <= length; i += 4 * kLanes)
-      for (size_t j = 0; j < 4; ++j) total[j] += load(run + i + j * kLanes);
-    for (; i + kLanes <= length; i += kLanes) total[0] += load(run + i);
-    if (i < length) total[1] += load_first(run + i, length - i);
-  }
-  const float values = static_cast<float>(count * length);
-  const float about = sum((total[0] + total[1]) + (total[2] + total[3])) / values;
-  const F mean = splat(about);
-  F first[4] = {}, second[4] = {};
-  for (size_t k = 0; k < count; ++k) {
-    const float* run = x + k * step;
-    size_t i = 0;
-    for (; i + 4 * kLanes <= length; i += 4 * kLanes) {
-      for (size_t j = 0; j < 4; ++j) {
-        const F d = load(run + i + j * kLanes) - mean;
-        first[j] += d;
-        second[j] += d * d;
-      }
-    }
-    for (; i < length; i += kLanes) {
-      const F d = load_part(run + i, length - i < kLanes ? length - i : kLanes, mean) - mean;
-      first[0] += d;
-      second[0] += d * d;
-    }
-  }
-  const double off = static_cast<double>(sum((first[0] + first[1]) + (first[2] + first[3])));
-  const double squares = static_cast<double>(sum((second[0] + second[1]) + (second[2] + second[3])));
   const double n = static_cast<double>(count * length);
-  const double rest = squares - off * off / n;
-  return {n, static_cast<double>(about) + off / n, rest < 0.0 ? 0.0 : rest};
+  F total = F{};
+  for (size_t k = 0; k < count; ++k) total += run_sum(x + k * step, length);
+  const float about = sum(total) / static_cast<float>(count * length);
+  Spread spread = {F{}, F{}};
+  for (size_t k = 0; k < count; ++k) {
+    const Spread part = run_spread(x + k * step, length, splat(about));
+    spread.first += part.first;
+    spread.second += part.second;
+  }
+  return moments_of(n, 1.0 / n, about, spread);
 }
 
 void add(const Moments& part, Moments* all) {
@@ -152,52 +177,80 @@ struct Plain {
 };
 
 template <bool keeps, bool streams_y, bool streams_xhat, class Parameters>
-OBN_INLINE void forward_run(const Forward& job, size_t k, size_t head, const Parameters& parameters) {
-  const float* x = job.x.data + k * job.x.step;
-  float* y = job.y.data + k * job.y.step;
-  float* xhat = keeps ? job.xhat.data + k * job.xhat.step : nullptr;
-  const F mean = splat(job.standard.mean), r = splat(job.standard.r), rest = splat(job.standard.rest);
-  const F low = splat(job.low);
-  along(job.length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
+OBN_INLINE void forward_run(const float* x, float* y, float* xhat, size_t length, size_t head, const Standard& standard,
+                            float low, size_t ahead, const Parameters& parameters) {
+  const F mean = splat(standard.mean), r = splat(standard.r), rest = splat(standard.rest), least = splat(low);
+  along(length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    if (ahead > 0) prefetch(x + i + ahead);
     const F v = (load_part(x + i, n) - mean) * r + rest;
     if (keeps) put<streams_xhat>(xhat + i, v, n);
-    put<streams_y>(y + i, max(low, parameters.apply(v, i, n)), n);
+    put<streams_y>(y + i, max(least, parameters.apply(v, i, n)), n);
   });
 }
 
-template <class Parameters>
-OBN_INLINE void forward_any(const Forward& job, size_t k, const Parameters& parameters) {
-  float* y = job.y.data + k * job.y.step;
-  float* xhat = job.xhat.data ? job.xhat.data + k * job.xhat.step : nullptr;
-  const size_t head = job.stream_y ? head_of(y) : (job.xhat.data && job.stream_xhat) ? head_of(xhat) : 0;
-  if (!job.xhat.data) {
-    choose(job.stream_y, [&](auto past_y) {
-      forward_run<false, decltype(past_y)::yes, false>(job, k, head, parameters);
+// Job is Forward or RowForward.
+template <class Job, class Parameters>
+OBN_INLINE void forward_any(const Job& job, const float* x, float* y, float* xhat, const Standard& standard,
+                            const Parameters& parameters) {
+  const size_t n = job.length;
+  if (!job.stream_y && !job.stream_xhat) {
+    choose(xhat != nullptr, [&](auto keeps) {
+      forward_run<decltype(keeps)::yes, false, false>(x, y, xhat, n, 0, standard, job.low, job.ahead, parameters);
     });
     return;
   }
+  const size_t head = job.stream_y ? head_of(y) : xhat ? head_of(xhat) : 0;
   choose(job.stream_y, [&](auto past_y) {
-    choose(job.stream_xhat && is_aligned(xhat + head), [&](auto past_xhat) {
-      forward_run<true, decltype(past_y)::yes, decltype(past_xhat)::yes>(job, k, head, parameters);
-    });
+    constexpr bool streams_y = decltype(past_y)::yes;
+    if (!xhat) {
+      forward_run<false, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+    } else if (job.stream_xhat && is_aligned(xhat + head)) {
+      forward_run<true, streams_y, true>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+    } else {
+      forward_run<true, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+    }
   });
 }
 
 void channel_forward(const Forward& job) {
   const Same parameters = {splat(*job.gamma), splat(*job.beta)};
-  for (size_t k = 0; k < job.count; ++k) forward_any(job, k, parameters);
+  for (size_t k = 0; k < job.count; ++k)
+    forward_any(job, job.x.data + k * job.x.step, job.y.data + k * job.y.step,
+                job.xhat.data ? job.xhat.data + k * job.xhat.step : nullptr, job.standard, parameters);
   if (job.stream_y || job.stream_xhat) fence();
 }
 
-void row_forward(const Forward& job) {
-  for (size_t k = 0; k < job.count; ++k) {
-    if (job.gamma) {
-      forward_any(job, k, Each{job.gamma, job.beta});
+// Statistics of some rows at a time: the ends of their sums, which are long chains of operations, then overlap.
+void row_standards(const RowForward& job, Standard* standard) {
+  const size_t n = job.length;
+  const double count = static_cast<double>(n), inverse = 1.0 / count;
+  if (n > kBlock) {
+    for (size_t k = 0; k < job.rows; ++k) {
+      const Moments m = moments({const_cast<float*>(job.x[k]), 0}, 1, n);
+      standard[k] = standard_of(m.mean, m.squares * inverse, job.epsilon);
+    }
+    return;
+  }
+  float about[kRowsTogether];
+  Moments m[kRowsTogether];
+  for (size_t k = 0; k < job.rows; ++k) about[k] = sum(run_sum(job.x[k], n)) * static_cast<float>(inverse);
+  for (size_t k = 0; k < job.rows; ++k)
+    m[k] = moments_of(count, inverse, about[k], run_spread(job.x[k], n, splat(about[k])));
+  for (size_t k = 0; k < job.rows; ++k) standard[k] = standard_of(m[k].mean, m[k].squares * inverse, job.epsilon);
+}
+
+void row_forward(RowForward* job) {
+  Standard standard[kRowsTogether];
+  row_standards(*job, standard);
+  for (size_t k = 0; k < job->rows; ++k) {
+    job->r[k] = standard[k].r;
+    if (job->gamma) {
+      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Each{job->gamma, job->beta});
     } else {
-      forward_any(job, k, Plain{});
+      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Plain{});
     }
   }
-  if (job.stream_y || job.stream_xhat) fence();
+  if (job->stream_y || job->stream_xhat) fence();
 }
 
 // ---- backward: dz = y > 0 ? dy : 0, or dy ----
@@ -264,6 +317,11 @@ OBN_INLINE void gradient_run(const Gradient& job, size_t k) {
   const F r = splat(job.r), mean_g = splat(job.mean_g), mean_g_xhat = splat(job.mean_g_xhat);
   const F same = splat(is_row ? 1.0f : *job.gamma);
   along(job.length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    if (job.ahead > 0) {
+      prefetch(dy + i + job.ahead);
+      prefetch(xhat + i + job.ahead);
+      if (has_y) prefetch(y + i + job.ahead);
+    }
     const F gamma = is_row ? load_part(job.gamma + i, n) : same;
     const F g = gamma * dz_at<has_y>(dy, y, i, n) - mean_g;
     F v = r * (g - load_part(xhat + i, n) * mean_g_xhat);
@@ -359,7 +417,7 @@ OBN_INLINE void by_vectors(size_t width, const Body& body) {
 }
 
 void column_moments(const Runs& x, size_t rows, size_t width, double* mean, double* variance) {
-  by_vectors(width, [&](size_t i, size_t n) {
+  by_vectors(width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     const float* column = x.data + i;
     F total = F{};
     for (size_t first = 0; first < rows; first += kBlockRows) {
@@ -390,7 +448,7 @@ void column_moments(const Runs& x, size_t rows, size_t width, double* mean, doub
 }
 
 void column_forward(const Columns& job) {
-  by_vectors(job.width, [&](size_t i, size_t n) {
+  by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     const F mean = load_part(job.mean + i, n), r = load_part(job.r + i, n), rest = load_part(job.rest + i, n);
     const F gamma = load_part(job.gamma + i, n), beta = load_part(job.beta + i, n), low = splat(job.low);
     for (size_t k = 0; k < job.rows; ++k) {
@@ -408,7 +466,7 @@ OBN_INLINE F column_dz(const ColumnGradient& job, size_t k, size_t i, size_t n) 
 }
 
 void column_sums(const ColumnGradient& job, Sums* sums) {
-  by_vectors(job.width, [&](size_t i, size_t n) {
+  by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     F first = F{}, second = F{};
     for (size_t from = 0; from < job.rows; from += kBlockRows) {
       F part = F{}, part_xhat = F{};
@@ -425,7 +483,7 @@ void column_sums(const ColumnGradient& job, Sums* sums) {
 }
 
 void column_gradient(const ColumnGradient& job) {
-  by_vectors(job.width, [&](size_t i, size_t n) {
+  by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     const F gamma = load_part(job.gamma + i, n), r = load_part(job.r + i, n);
     const F mean_g = load_part(job.mean_g + i, n), mean_g_xhat = load_part(job.mean_g_xhat + i, n);
     for (size_t k = 0; k < job.rows; ++k) {

@@ -39,14 +39,18 @@ using activation::Walk;
 constexpr size_t kPiece = 16384;                      // values of a piece, at least; fewer are not worth a thread
 constexpr size_t kBlock = 2048;                       // values converted at a time
 constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for one group; the rest is for a block
-constexpr size_t kStreamBytes = size_t{16} << 20;     // results above this are written past the caches
+constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
+constexpr size_t kPrefetch = 131072;                  // values of a group, at most, whose successor is fetched early
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
 const activation::Kernels& conversion() { return activation::targets.best(); }
 
-size_t pieces_of(size_t values) { return std::max<size_t>(1, kPiece / std::max<size_t>(1, values)); }
+// Groups of a piece: not too few values, and some groups one after the other where there are many.
+size_t groups_together(size_t groups, size_t values) {
+  return std::max({size_t{1}, kPiece / values, std::min<size_t>(groups / 16, 4)});
+}
 
 // ---- workspace: counted first, then placed ----
 
@@ -96,7 +100,8 @@ bool is_ready(const Plan& plan, const Tensor& t) {
 }
 
 float* address(const Tensor& t, size_t n, size_t index) {
-  return reinterpret_cast<float*>(t.walk.data) + n * t.step + Cursor(t.walk, index).offset();
+  const size_t offset = t.walk.rank == 1 ? index * t.walk.stride[0] : Cursor(t.walk, index).offset();
+  return reinterpret_cast<float*>(t.walk.data) + n * t.step + offset;
 }
 
 // The runs of a group in a tensor that is ready.
@@ -172,12 +177,6 @@ float* stage_of(float* shared, size_t group, size_t values) {
   return shared ? shared + group * values : reinterpret_cast<float*>(scratch()) + kBlock;
 }
 
-Standard standard_of(double mean, double variance, float epsilon) {
-  const double r = 1.0 / std::sqrt(variance + static_cast<double>(epsilon));
-  const float rounded = static_cast<float>(mean);
-  return {rounded, static_cast<float>(r), static_cast<float>((static_cast<double>(rounded) - mean) * r)};
-}
-
 // ---- forward ----
 
 struct ForwardWork {
@@ -205,7 +204,7 @@ class ForwardCall {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool streams = bytes * (state ? 2 : 1) > kStreamBytes;
+    const bool streams = bytes * (state ? 2 : 1) >= kStreamBytes;
     stream_y_ = streams && y_ready_ && acts_in_kernel();
     stream_xhat_ = streams;
     if (!state) return;
@@ -218,13 +217,16 @@ class ForwardCall {
   void run() {
     if (plan_.is_columns()) {
       const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
-      by_pieces(blocks, pieces_of(batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
+      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
         for (size_t k = first; k < first + count; ++k) columns(k);
       });
     } else {
-      by_pieces(plan_.groups(batch_), pieces_of(plan_.group_values(batch_)), plan_.threads,
+      const size_t groups = plan_.groups(batch_);
+      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
                 [&](size_t first, size_t count) {
-        for (size_t g = first; g < first + count; ++g) group(g);
+        const size_t end = first + count;
+        if (plan_.is_rows) return rows(first, end);
+        for (size_t g = first; g < end; ++g) group(g, g + 1 < end);
       });
     }
     if (work_.mean) update_moving();
@@ -251,7 +253,7 @@ class ForwardCall {
   }
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
-  void group(size_t g) const {
+  void group(size_t g, bool has_next) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
     if (!x_ready_) load_group(x_, span, stage);
@@ -269,18 +271,51 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_xhat = stream_xhat_ && state_;
+    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
     if (needs_moments()) m = plan_.kernels->moments(job.x, count, plan_.length);
     job.standard = statistics(g, run, m.mean, m.count > 0.0 ? m.squares / m.count : 0.0);
-    if (plan_.is_rows) {
-      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, run);
-      job.beta = along_run(plan_, beta_, plan_.beta.count, run);
-      plan_.kernels->row_forward(job);
-      if (!acts_in_kernel()) plan_.activation.forward(job.y.data, plan_.length);
-    } else {
-      forward_runs(job, run, count, span.samples > 1);
-    }
+    forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+  }
+
+  // Rows first … end - 1, some at a time while they share γ.
+  void rows(size_t first, size_t end) const {
+    const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
+    const bool stages = !x_ready_ || !y_ready_;
+    const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
+    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g), g + together < end);
+  }
+
+  void some_rows(size_t first, size_t count, bool has_next) const {
+    const size_t length = plan_.length, run = first % plan_.runs;
+    RowForward job;
+    Span spans[kRowsTogether];
+    for (size_t k = 0; k < count; ++k) {
+      const Span span = spans[k] = span_of(plan_, batch_, first + k);
+      float* stage = x_ready_ && y_ready_ ? nullptr
+                     : work_.stage        ? work_.stage + (first + k) * length
+                                          : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+      if (!x_ready_) load_group(x_, span, stage);
+      job.x[k] = x_ready_ ? address(x_, span.n, span.first) : stage;
+      job.y[k] = y_ready_ ? address(y_, span.n, span.first) : stage;
+      job.xhat[k] = state_ ? state_->xhat + (first + k) * length : nullptr;
+    }
+    job.rows = count;
+    job.length = length;
+    job.gamma = along_run(plan_, gamma_, plan_.gamma.count, run);
+    job.beta = along_run(plan_, beta_, plan_.beta.count, run);
+    job.epsilon = plan_.epsilon;
+    job.low = low();
+    job.stream_y = stream_y_;
+    job.stream_xhat = stream_xhat_ && state_;
+    job.ahead = has_next && x_ready_ && count * length <= kPrefetch ? count * length : 0;
+    plan_.kernels->row_forward(&job);
+    for (size_t k = 0; k < count; ++k) {
+      if (state_) state_->r[first + k] = job.r[k];
+      if (!acts_in_kernel()) plan_.activation.forward(job.y[k], length);
+      if (!y_ready_) store_group(y_, spans[k], job.y[k], false, nullptr);
+    }
   }
 
   // The runs of a group, with one γ for all of them or one for each.
@@ -425,7 +460,7 @@ class BackwardCall {
         rows_(plan, state.batch, dbeta.count, dgamma.count), room_(work),
         work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
-    stream_ = batch_ * plan.sample() * sizeof(float) * 2 > kStreamBytes && !stages_ && !accumulate;
+    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
   }
 
   void run() {
@@ -435,13 +470,14 @@ class BackwardCall {
     }
     if (plan_.is_columns()) {
       const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
-      by_pieces(blocks, pieces_of(batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
+      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
         for (size_t k = first; k < first + count; ++k) columns(k);
       });
     } else {
-      by_pieces(plan_.groups(batch_), pieces_of(plan_.group_values(batch_)), plan_.threads,
+      const size_t groups = plan_.groups(batch_);
+      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
                 [&](size_t first, size_t count) {
-        for (size_t g = first; g < first + count; ++g) group(g);
+        for (size_t g = first; g < first + count; ++g) group(g, g + 1 < first + count);
       });
     }
     if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
@@ -483,6 +519,7 @@ class BackwardCall {
     job.gamma = nullptr;
     job.accumulate = accumulate_ && !stages_;
     job.stream = stream_;
+    job.ahead = 0;
     return job;
   }
 
@@ -493,7 +530,7 @@ class BackwardCall {
     if (job->dx.data) job->dx.data += job->dx.step;
   }
 
-  void group(size_t g) const {
+  void group(size_t g, bool has_next) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
@@ -513,6 +550,7 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return;
     set_means(&job, state_.r[g], all, size);
+    job.ahead = has_next && !stages_ && span.values() <= kPrefetch / 4 ? span.length : 0;
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       job.gamma = &gamma[run + k];
       plan_.kernels->channel_gradient(job);
@@ -583,21 +621,21 @@ class BackwardCall {
 
   void run_rows() {
     const size_t rows = batch_ * plan_.runs, length = plan_.length;
-    by_pieces(rows_.blocks, pieces_of(rows_.block_rows * length), plan_.threads, [&](size_t first, size_t count) {
+    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads, [&](size_t first, size_t count) {
       for (size_t k = first; k < first + count; ++k) {
         const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
         float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
         const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
         for (size_t i = 0; i < in_block; i += together)
-          some_rows(k, i, std::min(together, in_block - i), dbeta);
+          some_rows(k, i, std::min(together, in_block - i), !rows_.by_run && i + together < in_block, dbeta);
       }
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
     if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
   }
 
-  void some_rows(size_t block, size_t first, size_t count, float* dbeta) const {
+  void some_rows(size_t block, size_t first, size_t count, bool has_next, float* dbeta) const {
     const size_t length = plan_.length;
     Gradient jobs[kRowsTogether];
     Span spans[kRowsTogether];
@@ -625,6 +663,7 @@ class BackwardCall {
     if (!dx_.is_given()) return;
     for (size_t k = 0; k < count; ++k) {
       jobs[k].gamma = sums.gamma;
+      jobs[k].ahead = has_next && !stages_ && count * length <= kPrefetch / 4 ? count * length : 0;
       set_means(&jobs[k], state_.r[row_at(block, first + k)], sums.sums[k], static_cast<double>(length));
       plan_.kernels->row_gradient(jobs[k]);
       if (stages_) store_group(dx_, spans[k], jobs[k].dy.data, accumulate_, reinterpret_cast<float*>(scratch()));
