@@ -1,8 +1,8 @@
 // Normalization: what the desk (normalization.cpp), the computation (normalization_run.cpp), the kernels and the
 // reference loops share.
 //
-// Letters: N samples, each of C channels of H·W values; μ and v are mean and population variance of one group of values
-// (spec normalization.md 2), r = 1/sqrt(v + ε).
+// Letters: N samples, each of C channels of H·W values; μ and v are mean and population variance of one group of
+// values (spec normalization.md 2), r = 1/sqrt(v + ε).
 //
 //   x̂ = (x - μ)·r        y = act(γ·x̂ + β)        dz = dy·act'(y)        g = γ·dz
 //   dβ = Σ dz   dγ = Σ dz·x̂   dx = r·(g - mean(g) - x̂·mean(g·x̂))
@@ -129,6 +129,8 @@ struct Kernels {
   void (*row_sums)(RowSums* job);
   void (*row_gradient)(const Gradient& job);
   void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);
+  void (*standards)(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
+                    float* rest);  // standard_of, n times
   void (*column_forward)(const Columns& job);
   void (*column_sums)(const ColumnGradient& job, Sums* sums);
   void (*column_gradient)(const ColumnGradient& job);
@@ -267,8 +269,8 @@ class Normalization final : public Filter {
 
 namespace ref {
 
-// Everything packed. x (N, C, H, W); γ, β have gamma_count and beta_count values, or are NULL. Real is double, or float
-// for the plain loop that the accuracy of kernels is measured by.
+// Everything packed. x (N, C, H, W); γ, β have gamma_count and beta_count values, or are NULL. Real is double, or
+// float for the plain loop that the accuracy of kernels is measured by.
 template <class Real>
 struct Problem {
   Kind kind;

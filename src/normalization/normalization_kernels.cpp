@@ -359,7 +359,7 @@ void row_gradient(const Gradient& job) {
   if (job.stream) fence();
 }
 
-// Σ g and Σ g·x̂ of each of some rows; dβ and dγ, which run across them, are read and written once for all of them.
+// Σ g and Σ g·x̂ of each of some rows; dβ and dγ, which run across them, are read and written once for all.
 template <size_t rows, bool has_y, bool has_gamma, bool adds>
 OBN_INLINE void row_sums_of(RowSums* job) {
   F first[rows] = {}, second[rows] = {};
@@ -447,6 +447,16 @@ void column_moments(const Runs& x, size_t rows, size_t width, double* mean, doub
   });
 }
 
+void standards(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
+               float* rest) {
+  for (size_t i = 0; i < n; ++i) {
+    const Standard s = standard_of(mean[i], variance[i], epsilon);
+    rounded[i] = s.mean;
+    r[i] = s.r;
+    rest[i] = s.rest;
+  }
+}
+
 void column_forward(const Columns& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     const F mean = load_part(job.mean + i, n), r = load_part(job.r + i, n), rest = load_part(job.rest + i, n);
@@ -459,19 +469,19 @@ void column_forward(const Columns& job) {
   });
 }
 
+template <bool has_y>
 OBN_INLINE F column_dz(const ColumnGradient& job, size_t k, size_t i, size_t n) {
-  const F dy = load_part(job.dy.data + k * job.dy.step + i, n);
-  if (!job.y.data) return dy;
-  return load_part(job.y.data + k * job.y.step + i, n) > 0.0f ? dy : F{};
+  return dz_at<has_y>(job.dy.data + k * job.dy.step, has_y ? job.y.data + k * job.y.step : nullptr, i, n);
 }
 
-void column_sums(const ColumnGradient& job, Sums* sums) {
+template <bool has_y>
+OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     F first = F{}, second = F{};
     for (size_t from = 0; from < job.rows; from += kBlockRows) {
       F part = F{}, part_xhat = F{};
       for (size_t k = from; k < job.rows && k < from + kBlockRows; ++k) {
-        const F dz = column_dz(job, k, i, n);
+        const F dz = column_dz<has_y>(job, k, i, n);
         part += dz;
         part_xhat += dz * load_part(job.xhat.data + k * job.xhat.step + i, n);
       }
@@ -482,13 +492,18 @@ void column_sums(const ColumnGradient& job, Sums* sums) {
   });
 }
 
-void column_gradient(const ColumnGradient& job) {
+void column_sums(const ColumnGradient& job, Sums* sums) {
+  choose(job.y.data != nullptr, [&](auto has_y) { column_sums_of<decltype(has_y)::yes>(job, sums); });
+}
+
+template <bool has_y>
+OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
     const F gamma = load_part(job.gamma + i, n), r = load_part(job.r + i, n);
     const F mean_g = load_part(job.mean_g + i, n), mean_g_xhat = load_part(job.mean_g_xhat + i, n);
     for (size_t k = 0; k < job.rows; ++k) {
       float* dx = job.dx.data + k * job.dx.step + i;
-      const F g = gamma * column_dz(job, k, i, n) - mean_g;
+      const F g = gamma * column_dz<has_y>(job, k, i, n) - mean_g;
       F v = r * (g - load_part(job.xhat.data + k * job.xhat.step + i, n) * mean_g_xhat);
       if (job.accumulate) v += load_part(dx, n);
       store_part(dx, v, n);
@@ -496,11 +511,15 @@ void column_gradient(const ColumnGradient& job) {
   });
 }
 
+void column_gradient(const ColumnGradient& job) {
+  choose(job.y.data != nullptr, [&](auto has_y) { column_gradient_of<decltype(has_y)::yes>(job); });
+}
+
 }  // namespace
 
 constinit const obn::normalization::Kernels kernels = {
-    moments,  channel_forward, channel_sums,   channel_gradient, row_forward,    row_sums,
-    row_gradient, column_moments,  column_forward, column_sums,      column_gradient,
+    moments,      channel_forward, channel_sums, channel_gradient, row_forward, row_sums,
+    row_gradient, column_moments,  standards,    column_forward,   column_sums, column_gradient,
 };
 
 }  // namespace obn::OBN_TARGET::normalization

@@ -1,5 +1,5 @@
-// Normalization, the obvious loops: one value at a time. Everything the kernels compute is compared with them, in double
-// precision; in float they are the plain loop whose error is the measure.
+// Normalization, the obvious loops: one value at a time. Everything the kernels compute is compared with them, in
+// double precision; in float they are the plain loop whose error is the measure.
 #include <algorithm>
 #include <cmath>
 #include <vector>

@@ -49,7 +49,7 @@ const activation::Kernels& conversion() { return activation::targets.best(); }
 
 // Groups of a piece: not too few values, and some groups one after the other where there are many.
 size_t groups_together(size_t groups, size_t values) {
-  return std::max({size_t{1}, kPiece / values, std::min<size_t>(groups / 16, 4)});
+  return std::max({size_t{1}, kPiece / values, std::min(groups / 16, std::max<size_t>(4, 4 * kPiece / values))});
 }
 
 // ---- workspace: counted first, then placed ----
@@ -209,7 +209,8 @@ class ForwardCall {
     stream_xhat_ = streams;
     if (!state) return;
     // The kept values get the alignment of y, so that both may be streamed.
-    const size_t offset = y.walk.type == BNNSDataTypeFloat32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
+    const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
+    const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
     state->xhat = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
     state->batch = batch;
   }
@@ -238,18 +239,15 @@ class ForwardCall {
 
   bool uses_moving(const float* moving) const { return moving && !state_; }
 
-  // Statistics of group g, of channel c where channels have running ones.
-  Standard statistics(size_t g, size_t c, double mean, double variance) const {
+  // Notes the statistics of group g, and puts the running ones of channel c in their place where those are used.
+  void take_statistics(size_t g, size_t c, double* mean, double* variance) const {
     if (work_.mean) {
-      work_.mean[g] = mean;
-      work_.variance[g] = variance;
+      work_.mean[g] = *mean;
+      work_.variance[g] = *variance;
     }
-    if (uses_moving(plan_.moving_mean)) mean = static_cast<double>(plan_.moving_mean[c * plan_.moving_mean_step]);
+    if (uses_moving(plan_.moving_mean)) *mean = static_cast<double>(plan_.moving_mean[c * plan_.moving_mean_step]);
     if (uses_moving(plan_.moving_variance))
-      variance = static_cast<double>(plan_.moving_variance[c * plan_.moving_variance_step]);
-    const Standard standard = standard_of(mean, variance, plan_.epsilon);
-    if (state_) state_->r[g] = standard.r;
-    return standard;
+      *variance = static_cast<double>(plan_.moving_variance[c * plan_.moving_variance_step]);
   }
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
@@ -274,7 +272,10 @@ class ForwardCall {
     job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
     if (needs_moments()) m = plan_.kernels->moments(job.x, count, plan_.length);
-    job.standard = statistics(g, run, m.mean, m.count > 0.0 ? m.squares / m.count : 0.0);
+    double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
+    take_statistics(g, run, &m.mean, &variance);
+    job.standard = standard_of(m.mean, variance, plan_.epsilon);
+    if (state_) state_->r[g] = job.standard.r;
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
   }
@@ -357,13 +358,12 @@ class ForwardCall {
     if (needs_moments()) plan_.kernels->column_moments(job.x, batch_, width, mean, variance);
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     for (size_t i = 0; i < width; ++i) {
-      const Standard standard = statistics(c + i, c + i, mean[i], variance[i]);
-      means[i] = standard.mean;
-      rs[i] = standard.r;
-      rests[i] = standard.rest;
+      take_statistics(c + i, c + i, &mean[i], &variance[i]);
       gammas[i] = gamma[c + i];
       betas[i] = beta[c + i];
     }
+    plan_.kernels->standards(width, mean, variance, plan_.epsilon, means, rs, rests);
+    if (state_) std::copy_n(rs, width, state_->r + c);
     job.mean = means;
     job.r = rs;
     job.rest = rests;
@@ -477,7 +477,7 @@ class BackwardCall {
       const size_t groups = plan_.groups(batch_);
       by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
                 [&](size_t first, size_t count) {
-        for (size_t g = first; g < first + count; ++g) group(g, g + 1 < first + count);
+        for (size_t g = first; g < first + count; ++g) group(g);
       });
     }
     if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
@@ -530,7 +530,7 @@ class BackwardCall {
     if (job->dx.data) job->dx.data += job->dx.step;
   }
 
-  void group(size_t g, bool has_next) const {
+  void group(size_t g) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
@@ -550,7 +550,6 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return;
     set_means(&job, state_.r[g], all, size);
-    job.ahead = has_next && !stages_ && span.values() <= kPrefetch / 4 ? span.length : 0;
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       job.gamma = &gamma[run + k];
       plan_.kernels->channel_gradient(job);
@@ -582,11 +581,11 @@ class BackwardCall {
     plan_.kernels->column_sums(job, sums);
     if (!dx_.is_given()) return;
     const PerChannel gamma = {gamma_, kOne};
-    const double size = static_cast<double>(batch_);
+    const double inverse = 1.0 / static_cast<double>(batch_);
     for (size_t i = 0; i < width; ++i) {
       gammas[i] = gamma[c + i];
-      mean_g[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz / size);
-      mean_g_xhat[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz_xhat / size);
+      mean_g[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz * inverse);
+      mean_g_xhat[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz_xhat * inverse);
     }
     job.gamma = gammas;
     job.r = state_.r + c;
@@ -621,14 +620,17 @@ class BackwardCall {
 
   void run_rows() {
     const size_t rows = batch_ * plan_.runs, length = plan_.length;
-    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads, [&](size_t first, size_t count) {
+    const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
+    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads,
+              [&](size_t first, size_t count) {
       for (size_t k = first; k < first + count; ++k) {
         const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
         float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
-        const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
-        for (size_t i = 0; i < in_block; i += together)
-          some_rows(k, i, std::min(together, in_block - i), !rows_.by_run && i + together < in_block, dbeta);
+        for (size_t i = 0; i < in_block; i += together) {
+          const bool has_next = !rows_.by_run && i + together < in_block;
+          some_rows(k, i, std::min(together, in_block - i), has_next, dbeta);
+        }
       }
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);

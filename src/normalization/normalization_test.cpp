@@ -174,8 +174,8 @@ struct Setup {
   }
   std::string text() const {
     char buffer[200];
-    std::snprintf(buffer, sizeof buffer, "type %u%s N %zu C %zu H %zu W %zu groups %zu axis %zu act %u types %x %x", type,
-                  is_vector ? " vector" : "", n, c, h, w, groups, axis, static_cast<unsigned>(function),
+    std::snprintf(buffer, sizeof buffer, "type %u%s N %zu C %zu H %zu W %zu groups %zu axis %zu act %u types %x %x",
+                  type, is_vector ? " vector" : "", n, c, h, w, groups, axis, static_cast<unsigned>(function),
                   static_cast<unsigned>(x_type), static_cast<unsigned>(y_type));
     return buffer;
   }
@@ -493,8 +493,8 @@ TEST(normalization_reference_gradients_are_differences) {
             values[i] = kept - step;
             const double slope = (above - loss()) / (2 * step);
             values[i] = kept;
-            CHECK(std::fabs(slope - gradient[i]) <= 1e-6 * (1.0 + std::fabs(slope)), "%s of %s at %zu: %g, not %g", what,
-                  s.text().c_str(), i, gradient[i], slope);
+            CHECK(std::fabs(slope - gradient[i]) <= 1e-6 * (1.0 + std::fabs(slope)), "%s of %s at %zu: %g, not %g",
+                  what, s.text().c_str(), i, gradient[i], slope);
           }
         };
         check(e.x, dx, "input gradient");
@@ -860,7 +860,8 @@ TEST(normalization_parameters_are_copied_unless_the_client_keeps_them) {
       CHECK(layer.apply() == 0, "%s", obn_last_error());
       const Expected<double> e(client ? layer : before);
       for (size_t i = 0; i < e.y.size(); ++i)
-        CHECK(std::fabs(layer.y.get(i) - e.y[i]) <= 1e-5, "type %u at %zu: %g, not %g", type, i, layer.y.get(i), e.y[i]);
+        CHECK(std::fabs(layer.y.get(i) - e.y[i]) <= 1e-5, "type %u at %zu: %g, not %g", type, i, layer.y.get(i),
+              e.y[i]);
     }
   }
 }
