@@ -53,7 +53,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
-    "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPadding",
     "BNNSFilterCreateLayerPermute",
     "BNNSFilterCreateLayerReduction",
@@ -113,8 +112,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSMatMulWorkspaceSize",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
-    "BNNSNormalizationFilterApplyBackwardBatch",
-    "BNNSNormalizationFilterApplyBatch",
     "BNNSOptimizerStep",
     "BNNSPermuteFilterApplyBackwardBatch",
     "BNNSRandomFillCategoricalFloat",
@@ -143,6 +140,7 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateLayerActivation",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
+    "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
@@ -152,6 +150,8 @@ constexpr std::string_view built[] = {
     "BNNSNDArrayFullyConnectedSparsifySparseCOO",
     "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
+    "BNNSNormalizationFilterApplyBackwardBatch",
+    "BNNSNormalizationFilterApplyBatch",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
     "BNNSPoolingFilterApplyBatch",
@@ -208,24 +208,6 @@ int BNNSLossFilterApplyBatch(BNNSFilter, size_t, const void*, size_t, const void
 int BNNSLossFilterApplyBackwardBatch(BNNSFilter, size_t, const void*, size_t, BNNSNDArrayDescriptor*, size_t,
                                      const void*, size_t, const void*, size_t, const BNNSNDArrayDescriptor*, size_t) {
   return not_implemented("BNNSLossFilterApplyBackwardBatch");
-}
-
-// normalization
-
-BNNSFilter BNNSFilterCreateLayerNormalization(BNNSFilterType, const BNNSLayerParametersNormalization*,
-                                              const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerNormalization");
-  return nullptr;
-}
-
-int BNNSNormalizationFilterApplyBatch(BNNSFilter, size_t, const void*, size_t, void*, size_t, bool) {
-  return not_implemented("BNNSNormalizationFilterApplyBatch");
-}
-
-int BNNSNormalizationFilterApplyBackwardBatch(BNNSFilter, size_t, BNNSNDArrayDescriptor*, size_t, const void*, size_t,
-                                              BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
-                                              BNNSNDArrayDescriptor*) {
-  return not_implemented("BNNSNormalizationFilterApplyBackwardBatch");
 }
 
 // arithmetic

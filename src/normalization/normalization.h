@@ -1,0 +1,301 @@
+// Normalization: what the desk (normalization.cpp), the computation (normalization_run.cpp), the kernels and the
+// reference loops share.
+//
+// Letters: N samples, each of C channels of H·W values; μ and v are mean and population variance of one group of
+// values (spec normalization.md 2), r = 1/sqrt(v + ε).
+//
+//   x̂ = (x - μ)·r        y = act(γ·x̂ + β)        dz = dy·act'(y)        g = γ·dz
+//   dβ = Σ dz   dγ = Σ dz·x̂   dx = r·(g - mean(g) - x̂·mean(g·x̂))
+//
+// A sample is R runs of P values, in memory order. Two ways of working:
+//   channels   γ and β are one number per run; a group is one run, several runs, or the same run of all samples
+//   rows       γ and β are P numbers along the run; a group is one run
+// Batch norm of vectors (P = 1) takes many channels at a time, one per lane: columns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "activation/activation.h"
+#include "activation/activation_walk.h"
+#include "base/cpu.h"
+#include "base/filter.h"
+#include "base/view.h"
+#include "openbnns/bnns/normalization.h"
+
+namespace obn::normalization {
+
+// Variance that goes into the running one: N/(N-1) times the population variance, as PyTorch has it (the alternative:
+// the population variance itself, as TensorFlow has it). The direction is TensorFlow's: moving = momentum·moving +
+// (1 - momentum)·current.
+inline constexpr bool kRunningVarianceIsUnbiased = true;
+
+// ---- kernels ----
+
+// Packed float32: run i starts at data + i·step.
+struct Runs {
+  float* data;
+  size_t step;
+};
+
+// How many values, their mean, and the sum of squares of their distances from it.
+struct Moments {
+  double count = 0.0, mean = 0.0, squares = 0.0;
+};
+
+// x̂ = (x - mean)·r + rest: mean is rounded to float, and rest makes up for it.
+struct Standard {
+  float mean, r, rest;
+};
+[[gnu::always_inline]] inline Standard standard_of(double mean, double variance, float epsilon) {
+  const double r = 1.0 / __builtin_sqrt(variance + static_cast<double>(epsilon));
+  const float rounded = static_cast<float>(mean);
+  return {rounded, static_cast<float>(r), static_cast<float>((static_cast<double>(rounded) - mean) * r)};
+}
+
+struct Sums {
+  double dz = 0.0, dz_xhat = 0.0;
+};
+
+// y = max(low, γ·x̂ + β) on `count` runs of `length` values. low is 0 for ReLU, else -infinity.
+struct Forward {
+  size_t count, length;
+  Runs x, y, xhat;         // xhat.data NULL: not kept
+  Standard standard;
+  const float *gamma, *beta;   // one value each
+  float low;
+  bool stream_y, stream_xhat;  // past the caches, where alignment allows it
+  size_t ahead;                // what is read next lies so many values further on; 0: elsewhere
+};
+
+// The same, with statistics, on up to kRowsTogether rows.
+inline constexpr size_t kRowsTogether = 4;
+struct RowForward {
+  size_t rows, length;
+  const float* x[kRowsTogether];
+  float* y[kRowsTogether];
+  float* xhat[kRowsTogether];  // or NULL
+  const float *gamma, *beta;   // (length), NULL both for 1 and 0
+  float epsilon, low;
+  bool stream_y, stream_xhat;
+  size_t ahead;
+  float r[kRowsTogether];      // written
+};
+
+// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) on `count` runs. dz = y > 0 ? dy : 0, or dy where there is no y.
+struct Gradient {
+  size_t count, length;
+  Runs dy, y, xhat, dx;
+  const float* gamma;      // channels: one value; rows: (length), NULL for 1
+  float r, mean_g, mean_g_xhat;
+  bool accumulate, stream;
+  size_t ahead;            // as in Forward
+};
+
+// Up to kRowsTogether rows with the same γ.
+struct RowSums {
+  size_t rows, length;
+  const float* dy[kRowsTogether];
+  const float* y[kRowsTogether];  // or NULL
+  const float* xhat[kRowsTogether];
+  const float* gamma;             // (length), NULL for 1
+  float* dgamma;                  // (length) += Σ dz·x̂; NULL: not wanted
+  float* dbeta;                   // (length) += Σ dz, wanted or not with dgamma
+  Sums sums[kRowsTogether];       // of g and g·x̂, written
+};
+
+// `width` channels of `rows` samples, one value each; what belongs to a channel is an array (width).
+inline constexpr size_t kColumns = 64;
+struct Columns {
+  size_t rows, width;
+  Runs x, y, xhat;
+  const float *mean, *r, *rest, *gamma, *beta;
+  float low;
+};
+struct ColumnGradient {
+  size_t rows, width;
+  Runs dy, y, xhat, dx;
+  const float *gamma, *r, *mean_g, *mean_g_xhat;
+  bool accumulate;
+};
+
+// One target's loops.
+struct Kernels {
+  Moments (*moments)(const Runs& x, size_t count, size_t length);
+  void (*channel_forward)(const Forward& job);
+  Sums (*channel_sums)(const Gradient& job);
+  void (*channel_gradient)(const Gradient& job);  // last run first: it was read last
+  void (*row_forward)(RowForward* job);
+  void (*row_sums)(RowSums* job);
+  void (*row_gradient)(const Gradient& job);
+  void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);
+  void (*standards)(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
+                    float* rest);  // standard_of, n times
+  void (*column_forward)(const Columns& job);
+  void (*column_sums)(const ColumnGradient& job, Sums* sums);
+  void (*column_gradient)(const ColumnGradient& job);
+};
+
+extern const Targets<Kernels> targets;
+
+// ---- the computation ----
+
+enum class Kind { batch, instance, layer, group };
+
+// γ, β or a running statistic as the layer holds it: `count` values, in memory order.
+struct Parameter {
+  const float* values = nullptr;  // packed float32, or NULL: absent, or to be read from `walk` at every call
+  bool is_read_each_call = false;
+  activation::Walk walk;
+  size_t count = 0;
+};
+
+// All that follows from the parameter block. Shares no memory with a call.
+struct Plan {
+  const Kernels* kernels;
+  Kind kind;
+  size_t c, h, w;
+  size_t runs, length;       // R, P
+  size_t group_runs;         // channels: runs of one sample that share statistics
+  bool is_rows;
+  float epsilon, momentum;
+  size_t threads;
+  Parameter gamma, beta;     // channels: (C); rows: (P) or (R·P)
+  float* moving_mean = nullptr;      // (C), `…_step` apart; NULL: none
+  float* moving_variance = nullptr;
+  size_t moving_mean_step = 1, moving_variance_step = 1;
+  activation::Fused activation;
+  bool is_relu = false;
+
+  bool spans_batch() const { return kind == Kind::batch; }
+  bool is_columns() const { return spans_batch() && length == 1; }
+  size_t sample() const { return runs * length; }
+  size_t groups(size_t batch) const { return spans_batch() ? runs : batch * (runs / group_runs); }
+  size_t group_values(size_t batch) const { return spans_batch() ? batch * length : group_runs * length; }
+};
+
+// One tensor of a call: a sample's values in memory order, and the distance from sample to sample.
+struct Tensor {
+  activation::Walk walk;
+  size_t step = 0;
+
+  Tensor() { walk.data = nullptr; }
+  Tensor(const View& view, const void* data, size_t batch_step)
+      : walk(activation::walk_of(view, data, 1, 0)), step(batch_step) {}
+  bool is_given() const { return walk.data; }
+};
+
+// What a training call keeps for the gradients.
+struct State {
+  void* block = nullptr;
+  size_t bytes = 0;
+  size_t batch = 0;         // 0: nothing kept
+  float* xhat = nullptr;    // (N, R, P)
+  float* r = nullptr;       // (groups)
+
+  // Room for a batch, kept or grown; -1 with a sentence, and then what was there is still there.
+  int reserve(const Plan& plan, const Options& options, size_t batch);
+  void release(const Options& options) { options.release(block); }
+};
+
+// A gradient of γ or β, with as many values as the parameter (rows: P or R·P).
+struct ParameterGradient {
+  bool is_wanted = false;
+  bool accumulate = false;
+  activation::Walk walk;
+  size_t count = 0;
+};
+
+// What the caller of forward and backward asks workspace() for; SIZE_MAX: more than can be addressed.
+size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training);
+size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                      const ParameterGradient& dbeta, const ParameterGradient& dgamma);
+
+// y from x, in place or apart. state is NULL for inference; for training it has been reserved. Everything was checked.
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work);
+
+// Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
+// the place of dy.
+void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
+
+// ---- the layer ----
+
+// Bytes from the first to behind the last.
+struct Range {
+  uintptr_t first, end;
+};
+
+class Normalization final : public Filter {
+ public:
+  explicit Normalization(const Options& options);
+  ~Normalization() override;
+
+  int prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
+  int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
+  int apply_normalization_backward(size_t batch, BNNSNDArrayDescriptor* dx, size_t dx_stride, const void* y,
+                                   size_t y_stride, const BNNSNDArrayDescriptor* dy, size_t dy_stride,
+                                   BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma);
+  size_t work_bytes(size_t batch) const override;
+
+  Plan plan;  // tests change its kernels
+
+ private:
+  int prepare_geometry(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
+  int prepare_parameter(const BNNSNDArrayDescriptor& descriptor, const char* argument, float absent, bool is_needed,
+                        Parameter* parameter, void** block);
+  int prepare_moving(const BNNSNDArrayDescriptor& descriptor, const char* argument, float** values, size_t* step);
+  int check_count(const View& view, const char* argument) const;
+  int check_own_apart(const Range& range, const char* argument) const;
+  int check_output_values(const Tensor& y, size_t batch) const;
+  int read_delta(const BNNSNDArrayDescriptor& descriptor, Access access, size_t batch, size_t requested,
+                 const char* argument, View* view, size_t* stride) const;
+  int read_parameter_delta(const BNNSNDArrayDescriptor& descriptor, const Parameter& parameter, bool is_given,
+                           const char* argument, View* view, ParameterGradient* gradient) const;
+
+  View x_, y_;
+  State state_;
+  bool has_gamma_ = false, has_beta_ = false;  // given by the caller
+  void* gamma_block_ = nullptr;
+  void* beta_block_ = nullptr;
+  struct {
+    Range range;
+    const char* argument;
+  } own_[4];                                   // memory of the caller that the layer reads or writes
+  size_t own_count_ = 0;
+};
+
+// ---- the obvious loops (normalization_ref.cpp) ----
+
+namespace ref {
+
+// Everything packed. x (N, C, H, W); γ, β have gamma_count and beta_count values, or are NULL. Real is double, or
+// float for the plain loop that the accuracy of kernels is measured by.
+template <class Real>
+struct Problem {
+  Kind kind;
+  size_t n, c, h, w;
+  size_t groups;             // group norm
+  size_t axis;               // layer norm
+  Real epsilon;
+  const Real *gamma, *beta;
+  size_t gamma_count, beta_count;
+  BNNSActivation activation;
+
+  size_t total() const { return n * c * h * w; }
+  size_t group_count() const;
+  size_t group_of(size_t index) const;                     // of a value
+  size_t parameter_of(size_t index, size_t count) const;   // its γ or β, of `count`
+};
+
+// mean and variance (groups) are written.
+template <class Real>
+void forward(const Problem<Real>& p, const Real* x, Real* y, Real* xhat, Real* mean, Real* variance);
+// dβ, dγ have beta_count and gamma_count values.
+template <class Real>
+void backward(const Problem<Real>& p, const Real* xhat, const Real* variance, const Real* y, const Real* dy, Real* dx,
+              Real* dbeta, Real* dgamma);
+
+}  // namespace ref
+
+}  // namespace obn::normalization

@@ -1,0 +1,755 @@
+// Normalization, the computation: cuts a call into groups, brings what is not packed float32 into that form, and calls
+// the kernels. Letters as in normalization.h. Borders of pieces follow from shapes alone, and sums of pieces are added
+// in their order.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/memory.h"
+#include "base/status.h"
+#include "normalization/normalization.h"
+
+namespace obn {
+
+namespace portable::normalization {
+extern const obn::normalization::Kernels kernels;
+}
+namespace avx2::normalization {
+extern const obn::normalization::Kernels kernels;
+}
+namespace avx512::normalization {
+extern const obn::normalization::Kernels kernels;
+}
+
+namespace normalization {
+
+#if defined(OBN_X86)
+constinit const Targets<Kernels> targets = {&portable::normalization::kernels, &avx2::normalization::kernels,
+                                            &avx512::normalization::kernels, nullptr};
+#else
+constinit const Targets<Kernels> targets = {&portable::normalization::kernels, nullptr, nullptr, nullptr};
+#endif
+
+namespace {
+
+using activation::by_pieces;
+using activation::Cursor;
+using activation::Walk;
+
+constexpr size_t kPiece = 16384;                      // values of a piece, at least; fewer are not worth a thread
+constexpr size_t kBlock = 2048;                       // values converted at a time
+constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for one group; the rest is for a block
+constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
+constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
+constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
+constexpr size_t kPrefetch = 131072;                  // values of a group, at most, whose successor is fetched early
+constexpr float kOne = 1.0f, kZero = 0.0f;
+
+const activation::Kernels& conversion() { return activation::targets.best(); }
+
+// Groups of a piece: not too few values, and some groups one after the other where there are many.
+size_t groups_together(size_t groups, size_t values) {
+  return std::max({size_t{1}, kPiece / values, std::min(groups / 16, std::max<size_t>(4, 4 * kPiece / values))});
+}
+
+// ---- workspace: counted first, then placed ----
+
+class Room {
+ public:
+  explicit Room(std::byte* block) : block_(block) {}
+
+  template <class T>
+  T* take(size_t rows, size_t columns = 1) {
+    size_t bytes;
+    if (used_ == SIZE_MAX || __builtin_mul_overflow(rows, columns, &bytes) ||
+        __builtin_mul_overflow(bytes, sizeof(T), &bytes) || bytes > SIZE_MAX / 2 - used_) {
+      used_ = SIZE_MAX;
+      return nullptr;
+    }
+    T* place = block_ ? reinterpret_cast<T*>(block_ + used_) : nullptr;
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return place;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* block_;
+  size_t used_ = 0;
+};
+
+// ---- tensors ----
+
+// Values first … first + length - 1 of samples n … n + samples - 1.
+struct Span {
+  size_t n, samples, first, length;
+
+  size_t values() const { return samples * length; }
+};
+
+Span span_of(const Plan& plan, size_t batch, size_t group) {
+  if (plan.spans_batch()) return {0, batch, group * plan.length, plan.length};
+  const size_t in_sample = plan.runs / plan.group_runs, length = plan.group_runs * plan.length;
+  return {group / in_sample, 1, group % in_sample * length, length};
+}
+
+// Kernels can work on it where it lies.
+bool is_ready(const Plan& plan, const Tensor& t) {
+  if (t.walk.type != BNNSDataTypeFloat32) return false;
+  if (plan.is_columns()) return plan.runs == 1 || (t.walk.rank == 1 && t.walk.stride[0] == 1);
+  return plan.length == 1 || (t.walk.stride[0] == 1 && t.walk.extent[0] % plan.length == 0);
+}
+
+float* address(const Tensor& t, size_t n, size_t index) {
+  const size_t offset = t.walk.rank == 1 ? index * t.walk.stride[0] : Cursor(t.walk, index).offset();
+  return reinterpret_cast<float*>(t.walk.data) + n * t.step + offset;
+}
+
+// The runs of a group in a tensor that is ready.
+Runs runs_in(const Plan& plan, const Tensor& t, const Span& span) {
+  float* first = address(t, span.n, span.first);
+  if (span.samples > 1) return {first, t.step};
+  if (span.length == plan.length) return {first, 0};
+  return {first, static_cast<size_t>(address(t, span.n, span.first + plan.length) - first)};
+}
+
+// The runs of a group that lies in a buffer without gaps.
+Runs runs_in(const Plan& plan, float* buffer, const Span& span) {
+  return {buffer, span.samples > 1 ? span.length : plan.length};
+}
+
+Walk walk_at(const Tensor& t, size_t n) {
+  Walk walk = t.walk;
+  walk.data += n * t.step * bytes_of(walk.type);
+  return walk;
+}
+
+void load_group(const Tensor& t, const Span& span, float* buffer) {
+  for (size_t s = 0; s < span.samples; ++s) {
+    const Walk walk = walk_at(t, span.n + s);
+    Cursor from(walk, span.first);
+    activation::read_row(conversion(), from, span.length, buffer + s * span.length);
+  }
+}
+
+// row (n) to the place of `to`; `block` (kBlock) serves for adding.
+void store_values(Cursor& to, Cursor& old, size_t n, float* row, bool accumulate, float* block) {
+  for (size_t i = 0; i < n; i += kBlock) {
+    const size_t m = std::min(kBlock, n - i);
+    if (accumulate) {
+      activation::read_row(conversion(), old, m, block);
+      conversion().add(block, row + i, m);
+    }
+    activation::write_row(conversion(), to, m, row + i);
+  }
+}
+
+void store_group(const Tensor& t, const Span& span, float* buffer, bool accumulate, float* block) {
+  for (size_t s = 0; s < span.samples; ++s) {
+    const Walk walk = walk_at(t, span.n + s);
+    Cursor to(walk, span.first), old(walk, span.first);
+    store_values(to, old, span.length, buffer + s * span.length, accumulate, block);
+  }
+}
+
+// γ or β as packed float32; NULL: absent.
+const float* read_parameter(const Parameter& parameter, float* place) {
+  if (!parameter.is_read_each_call) return parameter.values;
+  Cursor from(parameter.walk, 0);
+  activation::read_row(conversion(), from, parameter.count, place);
+  return place;
+}
+
+// One γ or β of channels.
+struct PerChannel {
+  const float* values;
+  const float& absent;
+
+  const float& operator[](size_t run) const { return values ? values[run] : absent; }
+};
+
+// The γ or β along run r of rows.
+const float* along_run(const Plan& plan, const float* values, size_t count, size_t r) {
+  return values && count > plan.length ? values + r * plan.length : values;
+}
+
+// A buffer for one group at a time: the thread's own where it fits, else a place of the group in the workspace.
+float* stage_of(float* shared, size_t group, size_t values) {
+  return shared ? shared + group * values : reinterpret_cast<float*>(scratch()) + kBlock;
+}
+
+// ---- forward ----
+
+struct ForwardWork {
+  float *gamma, *beta;
+  double *mean, *variance;  // (groups), for the running statistics
+  float* stage;             // (N, R, P), where a group does not fit into scratch
+
+  ForwardWork(const Plan& plan, size_t batch, bool training, bool stages, Room* room) {
+    gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
+    beta = plan.beta.is_read_each_call ? room->take<float>(plan.beta.count) : nullptr;
+    const bool updates = training && (plan.moving_mean || plan.moving_variance);
+    mean = updates ? room->take<double>(plan.groups(batch)) : nullptr;
+    variance = updates ? room->take<double>(plan.groups(batch)) : nullptr;
+    const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
+    stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
+  }
+};
+
+class ForwardCall {
+ public:
+  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), x_ready_(is_ready(plan, x)),
+        y_ready_(is_ready(plan, y)), room_(work),
+        work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
+    gamma_ = read_parameter(plan.gamma, work_.gamma);
+    beta_ = read_parameter(plan.beta, work_.beta);
+    const size_t bytes = batch * plan.sample() * sizeof(float);
+    const bool streams = bytes * (state ? 2 : 1) >= kStreamBytes;
+    stream_y_ = streams && y_ready_ && acts_in_kernel();
+    stream_xhat_ = streams;
+    if (!state) return;
+    // The kept values get the alignment of y, so that both may be streamed.
+    const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
+    const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
+    state->xhat = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+    state->batch = batch;
+  }
+
+  void run() {
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
+        for (size_t k = first; k < first + count; ++k) columns(k);
+      });
+    } else {
+      const size_t groups = plan_.groups(batch_);
+      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+                [&](size_t first, size_t count) {
+        const size_t end = first + count;
+        if (plan_.is_rows) return rows(first, end);
+        for (size_t g = first; g < end; ++g) group(g, g + 1 < end);
+      });
+    }
+    if (work_.mean) update_moving();
+  }
+
+ private:
+  bool acts_in_kernel() const { return plan_.activation.is_identity() || plan_.is_relu; }
+  float low() const { return plan_.is_relu ? 0.0f : -std::numeric_limits<float>::infinity(); }
+
+  bool uses_moving(const float* moving) const { return moving && !state_; }
+
+  // Notes the statistics of group g, and puts the running ones of channel c in their place where those are used.
+  void take_statistics(size_t g, size_t c, double* mean, double* variance) const {
+    if (work_.mean) {
+      work_.mean[g] = *mean;
+      work_.variance[g] = *variance;
+    }
+    if (uses_moving(plan_.moving_mean)) *mean = static_cast<double>(plan_.moving_mean[c * plan_.moving_mean_step]);
+    if (uses_moving(plan_.moving_variance))
+      *variance = static_cast<double>(plan_.moving_variance[c * plan_.moving_variance_step]);
+  }
+  bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
+
+  void group(size_t g, bool has_next) const {
+    const Span span = span_of(plan_, batch_, g);
+    float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
+    if (!x_ready_) load_group(x_, span, stage);
+    const size_t run = span.first / plan_.length;
+    const size_t count = span.samples > 1 ? span.samples : span.length / plan_.length;
+    Forward job;
+    job.count = 1;
+    job.length = plan_.length;
+    job.x = x_ready_ ? runs_in(plan_, x_, span) : runs_in(plan_, stage, span);
+    job.y = y_ready_ ? runs_in(plan_, y_, span) : runs_in(plan_, stage, span);
+    job.xhat = {nullptr, 0};
+    if (state_)
+      job.xhat = {state_->xhat + span.n * plan_.sample() + span.first,
+                  span.samples > 1 ? plan_.sample() : plan_.length};
+    job.low = low();
+    job.stream_y = stream_y_;
+    job.stream_xhat = stream_xhat_ && state_;
+    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
+    Moments m;
+    if (needs_moments()) m = plan_.kernels->moments(job.x, count, plan_.length);
+    double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
+    take_statistics(g, run, &m.mean, &variance);
+    job.standard = standard_of(m.mean, variance, plan_.epsilon);
+    if (state_) state_->r[g] = job.standard.r;
+    forward_runs(job, run, count, span.samples > 1);
+    if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+  }
+
+  // Rows first … end - 1, some at a time while they share γ.
+  void rows(size_t first, size_t end) const {
+    const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
+    const bool stages = !x_ready_ || !y_ready_;
+    const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
+    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g), g + together < end);
+  }
+
+  void some_rows(size_t first, size_t count, bool has_next) const {
+    const size_t length = plan_.length, run = first % plan_.runs;
+    RowForward job;
+    Span spans[kRowsTogether];
+    for (size_t k = 0; k < count; ++k) {
+      const Span span = spans[k] = span_of(plan_, batch_, first + k);
+      float* stage = x_ready_ && y_ready_ ? nullptr
+                     : work_.stage        ? work_.stage + (first + k) * length
+                                          : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+      if (!x_ready_) load_group(x_, span, stage);
+      job.x[k] = x_ready_ ? address(x_, span.n, span.first) : stage;
+      job.y[k] = y_ready_ ? address(y_, span.n, span.first) : stage;
+      job.xhat[k] = state_ ? state_->xhat + (first + k) * length : nullptr;
+    }
+    job.rows = count;
+    job.length = length;
+    job.gamma = along_run(plan_, gamma_, plan_.gamma.count, run);
+    job.beta = along_run(plan_, beta_, plan_.beta.count, run);
+    job.epsilon = plan_.epsilon;
+    job.low = low();
+    job.stream_y = stream_y_;
+    job.stream_xhat = stream_xhat_ && state_;
+    job.ahead = has_next && x_ready_ && count * length <= kPrefetch ? count * length : 0;
+    plan_.kernels->row_forward(&job);
+    for (size_t k = 0; k < count; ++k) {
+      if (state_) state_->r[first + k] = job.r[k];
+      if (!acts_in_kernel()) plan_.activation.forward(job.y[k], length);
+      if (!y_ready_) store_group(y_, spans[k], job.y[k], false, nullptr);
+    }
+  }
+
+  // The runs of a group, with one γ for all of them or one for each.
+  void forward_runs(Forward job, size_t run, size_t count, bool shares_gamma) const {
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    job.gamma = &gamma[run];
+    job.beta = &beta[run];
+    if (shares_gamma && acts_in_kernel()) {
+      job.count = count;
+      plan_.kernels->channel_forward(job);
+      return;
+    }
+    for (size_t k = 0; k < count; ++k) {
+      if (!shares_gamma) {
+        job.gamma = &gamma[run + k];
+        job.beta = &beta[run + k];
+      }
+      plan_.kernels->channel_forward(job);
+      if (!acts_in_kernel()) plan_.activation.forward(job.y.data, plan_.length);
+      job.x.data += job.x.step;
+      job.y.data += job.y.step;
+      if (job.xhat.data) job.xhat.data += job.xhat.step;
+    }
+  }
+
+  void columns(size_t block) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    const Span span = {0, batch_, c, width};
+    float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, c, batch_);
+    if (!x_ready_) load_group(x_, span, stage);
+    double mean[kColumns] = {}, variance[kColumns] = {};
+    float means[kColumns], rs[kColumns], rests[kColumns], gammas[kColumns], betas[kColumns];
+    Columns job;
+    job.rows = batch_;
+    job.width = width;
+    job.x = x_ready_ ? Runs{address(x_, 0, c), x_.step} : Runs{stage, width};
+    job.y = y_ready_ ? Runs{address(y_, 0, c), y_.step} : Runs{stage, width};
+    job.xhat = {state_ ? state_->xhat + c : nullptr, plan_.sample()};
+    if (needs_moments()) plan_.kernels->column_moments(job.x, batch_, width, mean, variance);
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    for (size_t i = 0; i < width; ++i) {
+      take_statistics(c + i, c + i, &mean[i], &variance[i]);
+      gammas[i] = gamma[c + i];
+      betas[i] = beta[c + i];
+    }
+    plan_.kernels->standards(width, mean, variance, plan_.epsilon, means, rs, rests);
+    if (state_) std::copy_n(rs, width, state_->r + c);
+    job.mean = means;
+    job.r = rs;
+    job.rest = rests;
+    job.gamma = gammas;
+    job.beta = betas;
+    job.low = low();
+    plan_.kernels->column_forward(job);
+    if (!acts_in_kernel())
+      for (size_t n = 0; n < batch_; ++n) plan_.activation.forward(job.y.data + n * job.y.step, width);
+    if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+  }
+
+  // moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
+  void update_moving() const {
+    const size_t samples = plan_.spans_batch() ? 1 : batch_;
+    const double size = static_cast<double>(plan_.group_values(batch_));
+    const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
+    const double momentum = static_cast<double>(plan_.momentum);
+    const auto update = [&](float* moving, double current) {
+      // momentum 0 forgets what was there, also what is not a number
+      const double kept = momentum > 0.0 ? momentum * static_cast<double>(*moving) : 0.0;
+      *moving = static_cast<float>(kept + (1.0 - momentum) * current);
+    };
+    for (size_t c = 0; c < plan_.runs; ++c) {
+      double mean = 0.0, variance = 0.0;
+      for (size_t n = 0; n < samples; ++n) {
+        mean += work_.mean[n * plan_.runs + c];
+        variance += work_.variance[n * plan_.runs + c];
+      }
+      const double count = static_cast<double>(samples);
+      if (plan_.moving_mean) update(plan_.moving_mean + c * plan_.moving_mean_step, mean / count);
+      if (plan_.moving_variance)
+        update(plan_.moving_variance + c * plan_.moving_variance_step, unbiased * variance / count);
+    }
+  }
+
+  const Plan& plan_;
+  State* state_;
+  size_t batch_;
+  const Tensor &x_, &y_;
+  bool x_ready_, y_ready_;
+  Room room_;
+  ForwardWork work_;
+  const float *gamma_, *beta_;
+  bool stream_y_, stream_xhat_;
+};
+
+// ---- backward ----
+
+// How dγ and dβ of rows are summed: over the samples of each run, or over blocks of rows.
+struct RowPlan {
+  bool by_run;
+  size_t blocks;      // accumulators (P) for each of dγ and dβ
+  size_t block_rows;  // of a block
+
+  RowPlan(const Plan& plan, size_t batch, size_t dbeta_count, size_t dgamma_count) {
+    const size_t rows = batch * plan.runs;
+    by_run = plan.runs > 1 && std::max({plan.gamma.count, dbeta_count, dgamma_count}) > plan.length;
+    // no more of them than a few million values
+    const size_t most = std::clamp<size_t>((size_t{1} << 21) / plan.length, 4, kRowBlocks);
+    const size_t least_rows = rows * plan.length <= kPiece ? rows : kRowBlockRows;
+    block_rows = by_run ? batch : std::max(least_rows, (rows + most - 1) / most);
+    blocks = by_run ? plan.runs : (rows + block_rows - 1) / block_rows;
+  }
+};
+
+struct BackwardWork {
+  float *gamma;
+  Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
+  float* partial; // rows: (blocks, 2, P): dβ, dγ
+  float* stage;
+
+  BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
+    gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
+    sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
+    partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
+    const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
+    stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
+  }
+};
+
+// dz is made in a buffer unless the kernels can take dy and y as they are.
+bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor& dx) {
+  if (!is_ready(plan, dy) || (dx.is_given() && !is_ready(plan, dx))) return true;
+  return !plan.activation.is_identity() && (!plan.is_relu || !is_ready(plan, y));
+}
+
+class BackwardCall {
+ public:
+  BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
+        dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
+        rows_(plan, state.batch, dbeta.count, dgamma.count), room_(work),
+        work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
+    gamma_ = read_parameter(plan.gamma, work_.gamma);
+    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
+  }
+
+  void run() {
+    if (plan_.is_rows) {
+      run_rows();
+      return;
+    }
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
+        for (size_t k = first; k < first + count; ++k) columns(k);
+      });
+    } else {
+      const size_t groups = plan_.groups(batch_);
+      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+                [&](size_t first, size_t count) {
+        for (size_t g = first; g < first + count; ++g) group(g);
+      });
+    }
+    if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
+    if (dgamma_.is_wanted) store_channel_sums(dgamma_, &Sums::dz_xhat);
+  }
+
+ private:
+  bool has_y() const { return !plan_.activation.is_identity() && !stages_; }
+
+  // dz of a group in `buffer`
+  void make_dz(const Span& span, float* buffer) const {
+    load_group(dy_, span, buffer);
+    if (plan_.activation.is_identity()) return;
+    float* block = reinterpret_cast<float*>(scratch());
+    for (size_t s = 0; s < span.samples; ++s) {
+      const Walk walk = walk_at(y_, span.n + s);
+      Cursor from(walk, span.first);
+      for (size_t i = 0; i < span.length; i += kBlock) {
+        const size_t n = std::min(kBlock, span.length - i);
+        activation::read_row(conversion(), from, n, block);
+        plan_.activation.backward(block, buffer + s * span.length + i, n);
+      }
+    }
+  }
+
+  Runs kept(const Span& span) const {
+    return {state_.xhat + span.n * plan_.sample() + span.first, span.samples > 1 ? plan_.sample() : plan_.length};
+  }
+
+  // The tensors of a group as the kernels take them.
+  Gradient job_of(const Span& span, float* stage) const {
+    Gradient job;
+    job.count = 1;
+    job.length = plan_.length;
+    job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
+    job.y = has_y() ? runs_in(plan_, y_, span) : Runs{nullptr, 0};
+    job.xhat = kept(span);
+    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : runs_in(plan_, dx_, span);
+    job.gamma = nullptr;
+    job.accumulate = accumulate_ && !stages_;
+    job.stream = stream_;
+    job.ahead = 0;
+    return job;
+  }
+
+  static void advance(Gradient* job) {
+    job->dy.data += job->dy.step;
+    if (job->y.data) job->y.data += job->y.step;
+    job->xhat.data += job->xhat.step;
+    if (job->dx.data) job->dx.data += job->dx.step;
+  }
+
+  void group(size_t g) const {
+    const Span span = span_of(plan_, batch_, g);
+    float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
+    if (stages_) make_dz(span, stage);
+    Gradient job = job_of(span, stage);
+    const PerChannel gamma = {gamma_, kOne};
+    const double size = static_cast<double>(span.values());
+    const size_t run = span.first / plan_.length;
+    const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
+    const size_t count = shares_gamma ? 1 : span.length / plan_.length;
+    job.count = span.samples;
+    Sums all, *sums = work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + run);
+    Gradient at = job;
+    for (size_t k = 0; k < count; ++k, advance(&at)) {
+      sums[k] = plan_.kernels->channel_sums(at);
+      all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
+      all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
+    }
+    if (!dx_.is_given()) return;
+    set_means(&job, state_.r[g], all, size);
+    for (size_t k = 0; k < count; ++k, advance(&job)) {
+      job.gamma = &gamma[run + k];
+      plan_.kernels->channel_gradient(job);
+    }
+    if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  static void set_means(Gradient* job, float r, const Sums& sums, double size) {
+    job->r = r;
+    job->mean_g = static_cast<float>(sums.dz / size);
+    job->mean_g_xhat = static_cast<float>(sums.dz_xhat / size);
+  }
+
+  void columns(size_t block) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    const Span span = {0, batch_, c, width};
+    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
+    if (stages_) make_dz(span, stage);
+    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
+    ColumnGradient job;
+    job.rows = batch_;
+    job.width = width;
+    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, 0, c), dy_.step};
+    job.y = has_y() ? Runs{address(y_, 0, c), y_.step} : Runs{nullptr, 0};
+    job.xhat = {state_.xhat + c, plan_.sample()};
+    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
+    job.accumulate = accumulate_ && !stages_;
+    Sums* sums = work_.sums + c;
+    plan_.kernels->column_sums(job, sums);
+    if (!dx_.is_given()) return;
+    const PerChannel gamma = {gamma_, kOne};
+    const double inverse = 1.0 / static_cast<double>(batch_);
+    for (size_t i = 0; i < width; ++i) {
+      gammas[i] = gamma[c + i];
+      mean_g[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz * inverse);
+      mean_g_xhat[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz_xhat * inverse);
+    }
+    job.gamma = gammas;
+    job.r = state_.r + c;
+    job.mean_g = mean_g;
+    job.mean_g_xhat = mean_g_xhat;
+    plan_.kernels->column_gradient(job);
+    if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // Sums of all samples, channel by channel.
+  void store_channel_sums(const ParameterGradient& gradient, double Sums::*member) const {
+    const size_t samples = plan_.spans_batch() ? 1 : batch_;
+    float row[kBlock], old_row[kBlock];
+    Cursor to(gradient.walk, 0), old(gradient.walk, 0);
+    for (size_t c = 0; c < plan_.runs; c += kBlock) {
+      const size_t count = std::min(kBlock, plan_.runs - c);
+      for (size_t i = 0; i < count; ++i) {
+        double sum = 0.0;
+        for (size_t n = 0; n < samples; ++n) sum += work_.sums[n * plan_.runs + c + i].*member;
+        row[i] = static_cast<float>(sum);
+      }
+      store_values(to, old, count, row, gradient.accumulate, old_row);
+    }
+  }
+
+  // ---- rows ----
+
+  // Rows that share γ: block k is run k of all samples, or block_rows rows one after the other.
+  size_t row_at(size_t block, size_t i) const {
+    return rows_.by_run ? i * plan_.runs + block : block * rows_.block_rows + i;
+  }
+
+  void run_rows() {
+    const size_t rows = batch_ * plan_.runs, length = plan_.length;
+    const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
+    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads,
+              [&](size_t first, size_t count) {
+      for (size_t k = first; k < first + count; ++k) {
+        const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
+        float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
+        if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
+        for (size_t i = 0; i < in_block; i += together) {
+          const bool has_next = !rows_.by_run && i + together < in_block;
+          some_rows(k, i, std::min(together, in_block - i), has_next, dbeta);
+        }
+      }
+    });
+    if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
+    if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
+  }
+
+  void some_rows(size_t block, size_t first, size_t count, bool has_next, float* dbeta) const {
+    const size_t length = plan_.length;
+    Gradient jobs[kRowsTogether];
+    Span spans[kRowsTogether];
+    RowSums sums;
+    sums.rows = count;
+    sums.length = length;
+    sums.gamma = along_run(plan_, gamma_, plan_.gamma.count, block);
+    sums.dbeta = dbeta;
+    sums.dgamma = dbeta ? dbeta + length : nullptr;
+    float* stage = nullptr;
+    for (size_t k = 0; k < count; ++k) {
+      const size_t row = row_at(block, first + k);
+      spans[k] = span_of(plan_, batch_, row);
+      if (stages_) {
+        stage = work_.stage ? work_.stage + row * length
+                            : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+        make_dz(spans[k], stage);
+      }
+      jobs[k] = job_of(spans[k], stage);
+      sums.dy[k] = jobs[k].dy.data;
+      sums.y[k] = jobs[k].y.data;
+      sums.xhat[k] = jobs[k].xhat.data;
+    }
+    plan_.kernels->row_sums(&sums);
+    if (!dx_.is_given()) return;
+    for (size_t k = 0; k < count; ++k) {
+      jobs[k].gamma = sums.gamma;
+      jobs[k].ahead = has_next && !stages_ && count * length <= kPrefetch / 4 ? count * length : 0;
+      set_means(&jobs[k], state_.r[row_at(block, first + k)], sums.sums[k], static_cast<double>(length));
+      plan_.kernels->row_gradient(jobs[k]);
+      if (stages_) store_group(dx_, spans[k], jobs[k].dy.data, accumulate_, reinterpret_cast<float*>(scratch()));
+    }
+  }
+
+  // dβ (which 0) or dγ (1): the accumulators of a run for the whole parameter, all of them for the part.
+  void store_row_sums(const ParameterGradient& gradient, size_t which) const {
+    const size_t length = plan_.length;
+    const bool is_whole = gradient.count > length;
+    by_pieces(gradient.count, kPiece, plan_.threads, [&](size_t first, size_t count) {
+      float row[kBlock], old_row[kBlock];
+      Cursor to(gradient.walk, first), old(gradient.walk, first);
+      for (size_t done = 0; done < count;) {
+        const size_t run = is_whole ? (first + done) / length : 0, i = (first + done) - run * length;
+        const size_t n = std::min({kBlock, count - done, length - i});
+        std::copy_n(work_.partial + (2 * run + which) * length + i, n, row);
+        for (size_t k = 1; k < rows_.blocks && !is_whole; ++k)
+          conversion().add(work_.partial + (2 * k + which) * length + i, row, n);
+        store_values(to, old, n, row, gradient.accumulate, old_row);
+        done += n;
+      }
+    });
+  }
+
+  const Plan& plan_;
+  const State& state_;
+  size_t batch_;
+  const Tensor &dy_, &y_, &dx_;
+  bool accumulate_;
+  const ParameterGradient &dbeta_, &dgamma_;
+  bool stages_;
+  RowPlan rows_;
+  Room room_;
+  BackwardWork work_;
+  const float* gamma_;
+  bool stream_;
+};
+
+}  // namespace
+
+int State::reserve(const Plan& plan, const Options& options, size_t samples) {
+  size_t values, needed;
+  const size_t groups = plan.groups(samples);
+  if (__builtin_mul_overflow(samples, plan.sample(), &values) || values > SIZE_MAX / 16 || groups > SIZE_MAX / 16)
+    return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
+  // x̂, with a cache line in front of it to choose the alignment, then r
+  const size_t r_bytes = (groups * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t xhat_bytes = (values * sizeof(float) + 2 * kAlignment - 1) / kAlignment * kAlignment;
+  needed = xhat_bytes + r_bytes;
+  if (needed > bytes) {
+    void* fresh = options.get(needed);
+    if (!fresh) return -1;
+    options.release(block);
+    block = fresh;
+    bytes = needed;
+    batch = 0;
+  }
+  r = reinterpret_cast<float*>(static_cast<std::byte*>(block) + xhat_bytes);
+  return 0;
+}
+
+size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training) {
+  Room room(nullptr);
+  ForwardWork(plan, batch, training, !is_ready(plan, x) || !is_ready(plan, y), &room);
+  return room.used();
+}
+
+size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                      const ParameterGradient& dbeta, const ParameterGradient& dgamma) {
+  Room room(nullptr);
+  BackwardWork(plan, batch, stages_dz(plan, dy, y, dx), RowPlan(plan, batch, dbeta.count, dgamma.count),
+               dbeta.is_wanted || dgamma.is_wanted, &room);
+  return room.used();
+}
+
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work) {
+  ForwardCall(plan, state, batch, x, y, work).run();
+}
+
+void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
+}
+
+}  // namespace normalization
+}  // namespace obn
