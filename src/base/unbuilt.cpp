@@ -17,8 +17,6 @@ namespace {
 constexpr std::string_view unbuilt[] = {
     "BNNSApplyMultiheadAttention",
     "BNNSApplyMultiheadAttentionBackward",
-    "BNNSArithmeticFilterApplyBackwardBatch",
-    "BNNSArithmeticFilterApplyBatch",
     "BNNSBandPart",
     "BNNSClipByGlobalNorm",
     "BNNSClipByNorm",
@@ -39,14 +37,12 @@ constexpr std::string_view unbuilt[] = {
     "BNNSDirectApplyInTopK",
     "BNNSDirectApplyLSTMBatchBackward",
     "BNNSDirectApplyLSTMBatchTrainingCaching",
-    "BNNSDirectApplyQuantizer",
     "BNNSDirectApplyReduction",
     "BNNSDirectApplyTopK",
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
     "BNNSFilterCreateFusedLayer",
-    "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
@@ -133,14 +129,18 @@ constexpr std::string_view unbuilt[] = {
 };
 
 constexpr std::string_view built[] = {
+    "BNNSArithmeticFilterApplyBackwardBatch",
+    "BNNSArithmeticFilterApplyBatch",
     "BNNSDataLayoutGetRank",
     "BNNSDirectApplyActivationBatch",
+    "BNNSDirectApplyQuantizer",
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
     "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerPooling",
@@ -226,23 +226,6 @@ int BNNSNormalizationFilterApplyBackwardBatch(BNNSFilter, size_t, BNNSNDArrayDes
                                               BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                               BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSNormalizationFilterApplyBackwardBatch");
-}
-
-// arithmetic
-
-BNNSFilter BNNSFilterCreateLayerArithmetic(const BNNSLayerParametersArithmetic*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerArithmetic");
-  return nullptr;
-}
-
-int BNNSArithmeticFilterApplyBatch(BNNSFilter, size_t, size_t, const void**, const size_t*, void*, size_t) {
-  return not_implemented("BNNSArithmeticFilterApplyBatch");
-}
-
-int BNNSArithmeticFilterApplyBackwardBatch(BNNSFilter, size_t, size_t, const void**, const size_t*,
-                                           BNNSNDArrayDescriptor**, const size_t*, const void*, size_t,
-                                           BNNSNDArrayDescriptor*, size_t) {
-  return not_implemented("BNNSArithmeticFilterApplyBackwardBatch");
 }
 
 // fused
@@ -490,13 +473,6 @@ int BNNSDirectApplyInTopK(size_t, size_t, size_t, const BNNSNDArrayDescriptor*, 
 int BNNSCompareTensor(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, BNNSRelationalOperator,
                       BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSCompareTensor");
-}
-
-// quantization
-
-int BNNSDirectApplyQuantizer(const BNNSLayerParametersQuantization*, const BNNSFilterParameters*, size_t, size_t,
-                             size_t) {
-  return not_implemented("BNNSDirectApplyQuantizer");
 }
 
 // random numbers
