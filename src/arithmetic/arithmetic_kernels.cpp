@@ -212,13 +212,14 @@ OBN_INLINE F atanh(F x) {
   return abs(x) < 1.0f ? value : (abs(x) == 1.0f ? copysign(splat(kInfinity), x) : splat(kNan));
 }
 
-OBN_INLINE F pow(F a, F b) {
-  if (any(~((a > 0.0f) & (a < kInfinity) & (abs(b) < kInfinity)))) {
+// a^b; b in double, so that b - 1 is exact.
+OBN_INLINE F pow(F a, D b) {
+  if (any(~((a > 0.0f) & (a < kInfinity) & (abs(narrow(b)) < kInfinity)))) {
     F r{};
-    for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_powf(a[i], b[i]);
+    for (size_t i = 0; i < kLanes; ++i) r[i] = static_cast<float>(__builtin_pow(a[i], b[i]));
     return r;
   }
-  D power = wide_log2(widen(a)) * widen(b);
+  D power = wide_log2(widen(a)) * b;
   power = power > 200.0 ? D{} + 200.0 : (power < -200.0 ? D{} - 200.0 : power);
   return narrow(wide_exp2(power));
 }
@@ -329,10 +330,10 @@ struct Atanh {
 };
 // At b = 0 the slope in a is 0, also where a = 0; the slope in b is 0 where a = 0 and b >= 0.
 struct Pow {
-  static F y(const At& v) { return pow(v.a, v.b); }
-  static F da(const At& v) { return v.b == 0.0f ? splat(0.0f) : v.dz * (v.b * pow(v.a, v.b - 1.0f)); }
+  static F y(const At& v) { return pow(v.a, widen(v.b)); }
+  static F da(const At& v) { return v.b == 0.0f ? splat(0.0f) : v.dz * (v.b * pow(v.a, widen(v.b) - 1.0)); }
   static F db(const At& v) {
-    F value = v.dz * (pow(v.a, v.b) * log_of_any(v.a));
+    F value = v.dz * (pow(v.a, widen(v.b)) * log_of_any(v.a));
     return ((v.a == 0.0f) & (v.b >= 0.0f)) != 0 ? splat(0.0f) : value;
   }
 };
