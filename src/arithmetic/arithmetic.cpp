@@ -98,7 +98,13 @@ std::byte* bytes(const void* data) { return static_cast<std::byte*>(const_cast<v
 const char* name_of(Function function) { return kFacts[function].name; }
 size_t inputs_of(Function function) { return kFacts[function].inputs; }
 
-unsigned Plan::needs(size_t k) const { return kFacts[function_].needs[k]; }
+// What the gradients of the given inputs (bits) read, as bits.
+unsigned Plan::needs(unsigned inputs) const {
+  unsigned all = 0;
+  for (size_t k = 0; k < inputs_; ++k)
+    if (inputs >> k & 1) all |= kFacts[function_].needs[k];
+  return all;
+}
 
 // ---- creation ----
 
@@ -276,9 +282,9 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
   if (!is_identity && !of.y) return fail("output: expected the forward output for the activation; got NULL");
   if (activation_.check_backward() != 0) return -1;
 
-  unsigned needed = 0;
-  for (size_t k = 0; k < inputs_; ++k)
-    if (x_role_[k] != BNNSConstant && !call->from_y) needed |= needs(k);
+  unsigned wanted = 0;
+  for (size_t k = 0; k < inputs_; ++k) wanted |= (x_role_[k] != BNNSConstant) << k;
+  const unsigned needed = call->from_y ? 0 : needs(wanted);
   for (size_t k = 0; k < inputs_; ++k) {
     call->x[k] = {&x_[k], nullptr, 0};
     if ((needed >> k & 1) && read_operand_of(x_[k], x_role_[k], of.x[k], batch, of.x_stride ? of.x_stride[k] : 0,
@@ -342,9 +348,8 @@ void Plan::run(const ForwardCall& call) const {
   bool in_place = false;
   for (size_t k = 0; k < inputs_; ++k) in_place |= call.x[k].data == call.y.data;
   const bool streams = !in_place && blocks.is_large();
-  blocks.cut(is_row_wise ? blocks.group_count
-                         : (streams ? kStreamBlock
-                                    : (activation_.is_identity() && blocks.needs_no_buffer() ? kPiece : kBlock)));
+  const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() && !streams;
+  blocks.cut(is_row_wise ? blocks.group_count : (is_direct ? kPiece : kBlock));
 
   const Row forward = kernels_->forward[function_];
   for_blocks(blocks, *kernels_, threads_, [&](Walker& walker, size_t block) {

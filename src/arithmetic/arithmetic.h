@@ -45,6 +45,8 @@ struct Kernels {
   Row gradient[kFunctions][kInputs];  // from a, b, c and dz; NULL where there is no such input
   Row gradient_from_y[kFunctions];    // of a, from y and dz alone; NULL where y does not determine it
 
+  // Each of `values` values, stride apart, `count` times in a row; writes up to kSplat - 1 values too many.
+  void (*repeat)(const float* p, size_t stride, size_t values, size_t count, float* row);
   void (*add)(const float* row, float* sum, size_t n);           // sum += row
   void (*add_to_doubles)(const float* row, double* sum, size_t n);
   float (*sum)(const float* row, size_t n);                      // in a fixed order
@@ -130,7 +132,7 @@ class Plan {
                    const char* argument, View* view) const;
   int check_shapes() const;
   size_t samples(size_t batch) const { return y_role_ == BNNSSample ? batch : (batch > 0); }
-  unsigned needs(size_t k) const;
+  unsigned needs(unsigned inputs) const;
   bool reduces(const Operand& dx, size_t batch) const;
   bool outputs_are_accepted(const BackwardCall& call) const;
   void write_gradients(const BackwardCall& call) const;

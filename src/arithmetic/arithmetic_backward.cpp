@@ -23,11 +23,12 @@ struct Reads {
 };
 constexpr size_t kNone = SIZE_MAX;
 
-Reads add_sources(const BackwardCall& call, size_t inputs, Blocks* blocks) {
+// needed: inputs, as bits.
+Reads add_sources(const BackwardCall& call, unsigned needed, Blocks* blocks) {
   Reads reads;
   std::fill_n(reads.tensor, kSources, kNone);
-  for (size_t k = 0; k < inputs; ++k)
-    if (call.x[k].data) reads.tensor[k] = blocks->add(call.x[k]);
+  for (size_t k = 0; k < kInputs; ++k)
+    if ((needed >> k & 1) && !call.from_y) reads.tensor[k] = blocks->add(call.x[k]);
   if (call.y.data) reads.tensor[kY] = blocks->add(call.y);
   reads.tensor[kDz] = blocks->add(call.dy);
   return reads;
@@ -110,8 +111,11 @@ void Plan::run(const BackwardCall& call, std::byte* work) const {
 }
 
 void Plan::write_gradients(const BackwardCall& call) const {
+  unsigned inputs = 0;
+  for (size_t t = 0; t < call.targets; ++t)
+    if (!reduces(call.dx[t], call.batch)) inputs |= call.sources[t];
   Blocks blocks;
-  const Reads reads = add_sources(call, inputs_, &blocks);
+  const Reads reads = add_sources(call, needs(inputs), &blocks);
   size_t tensor[kInputs];
   bool in_place = false;
   for (size_t t = 0; t < call.targets; ++t) {
@@ -148,20 +152,36 @@ void Plan::write_gradients(const BackwardCall& call) const {
 
 namespace {
 
-// Where the values of a unit lie in tensor t: body(index, offset, count, stride) for runs of the axes of the group that
-// t has; index counts the values of the unit, offset is that of block b.
+// Adds n values to one sum (stride 0) or to n. Short runs are not worth a call.
+void add_run(const Kernels& kernels, const float* row, size_t n, double* total, size_t stride) {
+  if (n >= kGroup && stride == 0) {
+    *total += kernels.sum(row, n);
+  } else if (n >= kGroup) {
+    kernels.add_to_doubles(row, total, n);
+  } else if (stride == 0) {
+    float sum = 0.0f;
+    for (size_t i = 0; i < n; ++i) sum += row[i];
+    *total += sum;
+  } else {
+    for (size_t i = 0; i < n; ++i) total[i] += row[i];
+  }
+}
+
+// Where the values of a unit lie in tensor t: body(index, offset, count, stride) for runs along the fastest axis of the
+// group that t has; index counts the values of the unit, offset is that of block b.
 template <class Body>
 void for_kept(const Blocks& blocks, size_t t, size_t b, size_t offset, const Body& body) {
   const TensorLoops& loops = blocks.loops;
-  size_t extent[TensorLoops::kAxes], at[TensorLoops::kAxes] = {}, count = 1;
+  size_t extent[TensorLoops::kAxes], at[TensorLoops::kAxes] = {}, count = 1, first = 0;
   for (size_t k = 0; k < blocks.group; ++k) {
     const size_t all = k + 1 < blocks.group ? loops.extent[k] : blocks.values(b) / blocks.inner;
     extent[k] = loops.stride[k][t] != 0 ? all : 1;
+    if (count == 1) first = k;
     count *= extent[k];
   }
-  for (size_t i = 0; i < count; i += extent[0]) {
-    body(i, offset, extent[0], loops.stride[0][t]);
-    for (size_t k = 1; k < blocks.group; ++k) {
+  for (size_t i = 0; i < count; i += extent[first]) {
+    body(i, offset, extent[first], loops.stride[first][t]);
+    for (size_t k = first + 1; k < blocks.group; ++k) {
       offset += loops.stride[k][t];
       if (++at[k] < extent[k]) break;
       offset -= at[k] * loops.stride[k][t];
@@ -174,7 +194,7 @@ void for_kept(const Blocks& blocks, size_t t, size_t b, size_t offset, const Bod
 
 void Plan::sum_gradient(const BackwardCall& call, size_t target, std::byte* work) const {
   Blocks blocks;
-  const Reads reads = add_sources(call, inputs_, &blocks);
+  const Reads reads = add_sources(call, needs(call.sources[target]), &blocks);
   const size_t t = blocks.add(call.dx[target]);
   const bool is_row_wise = !activation_.is_elementwise();
   blocks.arrange(y_, call.batch, is_row_wise ? y_.axis_of_size[0] : kNoAxis);
@@ -210,11 +230,7 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, std::byte* work
         kernels_->add_to_doubles(row, total, n);
       } else {
         walker.runs(numbers, n, [&](size_t i, size_t number, size_t values, size_t stride) {
-          if (stride == 0) {
-            total[number] += kernels_->sum(row + i, values);
-          } else {
-            kernels_->add_to_doubles(row + i, total + number, values);
-          }
+          add_run(*kernels_, row + i, values, total + number, stride);
         });
       }
       if (has_units_in_group || ++b == blocks.blocks) {

@@ -22,8 +22,7 @@ inline constexpr size_t kNoAxis = SIZE_MAX;
 inline constexpr size_t kGroup = 64;
 inline constexpr size_t kPiece = 16384;      // values of a piece of parallel work, about
 inline constexpr size_t kBlock = 1024;       // values at a time, where they are converted or used more than once
-inline constexpr size_t kStreamBlock = 2048;               // where results go past the caches
-inline constexpr size_t kStreamBytes = size_t{32} << 20;   // as those larger than this do
+inline constexpr size_t kStreamBytes = size_t{32} << 20;  // results larger than this go past the caches
 inline constexpr size_t kMaxRow = 65536;     // of a softmax, which needs its row as a whole
 
 using TensorLoops = Loops<kTensors>;
@@ -135,7 +134,7 @@ class Walker {
       : blocks_(blocks),
         kernels_(kernels),
         buffers_(reinterpret_cast<float*>(scratch())),
-        room_((std::max(blocks.block, kSplat) + kSplat - 1) / kSplat * kSplat),
+        room_((blocks.block + 2 * kSplat - 1) / kSplat * kSplat),  // and what repeat writes too far
         outer_(blocks.loops, blocks.group) {
     std::fill_n(held_, kTensors, SIZE_MAX);
   }
@@ -159,23 +158,33 @@ class Walker {
     held_[t] = is_settled ? offset : SIZE_MAX;
     held_count_[t] = n;
     if (blocks_.is_constant[t]) {
-      kernels_.load(blocks_.type, here(t, offset), 1, 1, row);
-      std::fill_n(row + 1, kSplat - 1, row[0]);
+      float value;
+      if (blocks_.type == BNNSDataTypeFloat32) {
+        value = floats(t)[offset];
+      } else {
+        kernels_.load(blocks_.type, here(t, offset), 1, 1, &value);
+      }
+      std::fill_n(row, kSplat, value);
     } else if (blocks_.is_flat[t]) {
       kernels_.load(blocks_.type, here(t, offset), 1, n, row);
     } else {
-      runs(t, n, [&](size_t i, size_t from, size_t count, size_t stride) {
-        kernels_.load(blocks_.type, here(t, offset + from), stride, count, row + i);
-      });
+      read_into(t, b, row);
     }
     return row;
   }
 
-  // Tensor t in block b as it is now, to row.
+  // Tensor t in block b as it is now, to row, one of the walker's own.
   void read_into(size_t t, size_t b, float* row) const {
     const size_t offset = offset_of(t, b);
+    if (blocks_.group == 2 && blocks_.loops.stride[0][t] == 0 && blocks_.type == BNNSDataTypeFloat32) {
+      const size_t count = blocks_.loops.extent[0];
+      return kernels_.repeat(floats(t) + offset, blocks_.loops.stride[1][t], blocks_.values(b) / count, count, row);
+    }
     runs(t, blocks_.values(b), [&](size_t i, size_t from, size_t count, size_t stride) {
-      kernels_.load(blocks_.type, here(t, offset + from), stride, count, row + i);
+      if (blocks_.type != BNNSDataTypeFloat32 || count >= kGroup)
+        return kernels_.load(blocks_.type, here(t, offset + from), stride, count, row + i);
+      const float* values = floats(t) + offset + from;  // short runs are not worth a call
+      for (size_t j = 0; j < count; ++j) row[i + j] = values[j * stride];
     });
   }
 
@@ -224,7 +233,8 @@ class Walker {
  private:
   float* floats(size_t t) const { return reinterpret_cast<float*>(blocks_.data[t]); }
 
-  static_assert((kTensors + kExtras) * kMaxRow * sizeof(float) + kMaxRow * sizeof(double) <= kScratchBytes);
+  static_assert((kTensors + kExtras) * (kMaxRow + 2 * kSplat) * sizeof(float) + kMaxRow * sizeof(double) <=
+                kScratchBytes);
 
   const Blocks& blocks_;
   const Kernels& kernels_;

@@ -456,6 +456,14 @@ template <F (*f)(const At&)>
                 m);
 }
 
+// What is written too far is overwritten by the next value.
+void repeat(const float* p, size_t stride, size_t values, size_t count, float* to) {
+  for (size_t v = 0; v < values; ++v, p += stride, to += count) {
+    const F value = splat(*p);
+    for (size_t i = 0; i < count; i += kLanes) store(to + i, value);
+  }
+}
+
 void add(const float* from, float* sum, size_t n) {
   size_t i = 0;
   for (; i + kLanes <= n; i += kLanes) store(sum + i, load(sum + i) + load(from + i));
@@ -543,6 +551,7 @@ constexpr obn::arithmetic::Kernels table() {
   list<TruncDivide>(t, BNNSArithmeticTruncDivide);
   list<TruncRemainder>(t, BNNSArithmeticTruncRemainder);
   list<Erf>(t, BNNSArithmeticErf);
+  t.repeat = repeat;
   t.add = add;
   t.add_to_doubles = add_to_doubles;
   t.sum = sum_of;
