@@ -17,8 +17,6 @@ namespace {
 constexpr std::string_view unbuilt[] = {
     "BNNSApplyMultiheadAttention",
     "BNNSApplyMultiheadAttentionBackward",
-    "BNNSArithmeticFilterApplyBackwardBatch",
-    "BNNSArithmeticFilterApplyBatch",
     "BNNSBandPart",
     "BNNSClipByGlobalNorm",
     "BNNSClipByNorm",
@@ -39,14 +37,12 @@ constexpr std::string_view unbuilt[] = {
     "BNNSDirectApplyInTopK",
     "BNNSDirectApplyLSTMBatchBackward",
     "BNNSDirectApplyLSTMBatchTrainingCaching",
-    "BNNSDirectApplyQuantizer",
     "BNNSDirectApplyReduction",
     "BNNSDirectApplyTopK",
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
     "BNNSFilterCreateFusedLayer",
-    "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
@@ -130,14 +126,18 @@ constexpr std::string_view unbuilt[] = {
 };
 
 constexpr std::string_view built[] = {
+    "BNNSArithmeticFilterApplyBackwardBatch",
+    "BNNSArithmeticFilterApplyBatch",
     "BNNSDataLayoutGetRank",
     "BNNSDirectApplyActivationBatch",
+    "BNNSDirectApplyQuantizer",
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
     "BNNSFilterApplyBatch",
     "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateLayerActivation",
+    "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerNormalization",
@@ -210,22 +210,6 @@ int BNNSLossFilterApplyBackwardBatch(BNNSFilter, size_t, const void*, size_t, BN
   return not_implemented("BNNSLossFilterApplyBackwardBatch");
 }
 
-// arithmetic
-
-BNNSFilter BNNSFilterCreateLayerArithmetic(const BNNSLayerParametersArithmetic*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerArithmetic");
-  return nullptr;
-}
-
-int BNNSArithmeticFilterApplyBatch(BNNSFilter, size_t, size_t, const void**, const size_t*, void*, size_t) {
-  return not_implemented("BNNSArithmeticFilterApplyBatch");
-}
-
-int BNNSArithmeticFilterApplyBackwardBatch(BNNSFilter, size_t, size_t, const void**, const size_t*,
-                                           BNNSNDArrayDescriptor**, const size_t*, const void*, size_t,
-                                           BNNSNDArrayDescriptor*, size_t) {
-  return not_implemented("BNNSArithmeticFilterApplyBackwardBatch");
-}
 
 // fused
 
@@ -472,13 +456,6 @@ int BNNSDirectApplyInTopK(size_t, size_t, size_t, const BNNSNDArrayDescriptor*, 
 int BNNSCompareTensor(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, BNNSRelationalOperator,
                       BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSCompareTensor");
-}
-
-// quantization
-
-int BNNSDirectApplyQuantizer(const BNNSLayerParametersQuantization*, const BNNSFilterParameters*, size_t, size_t,
-                             size_t) {
-  return not_implemented("BNNSDirectApplyQuantizer");
 }
 
 // random numbers

@@ -1,0 +1,77 @@
+// Vectors of double, as many lanes as F, and the few functions of them that float32 results are made of: where a
+// difference cancels or an exponent multiplies errors, float32 arithmetic is not enough. Kernel files only (see vec.h).
+#pragma once
+
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET {
+
+typedef double D __attribute__((vector_size(8 * kLanes)));
+typedef uint64_t UD __attribute__((vector_size(8 * kLanes)));
+
+OBN_INLINE D widen(F v) { return __builtin_convertvector(v, D); }
+OBN_INLINE F narrow(D v) { return __builtin_convertvector(v, F); }
+
+template <size_t n>
+OBN_INLINE D wide_polynomial(D x, const double (&c)[n]) {
+  D sum = c[n - 1] - D{};
+  for (size_t k = n - 1; k-- > 0;) sum = sum * x + c[k];
+  return sum;
+}
+
+// The whole number next to x, ties to even, for |x| < 2^51.
+OBN_INLINE D wide_round(D x) { return (x + 0x1.8p52) - 0x1.8p52; }
+
+OBN_INLINE D wide_abs(D x) { return reinterpret_cast<D>(reinterpret_cast<UD>(x) & 0x7fffffffffffffff); }
+OBN_INLINE D wide_copysign(D magnitude, D sign) {
+  return reinterpret_cast<D>(reinterpret_cast<UD>(wide_abs(magnitude)) |
+                             (reinterpret_cast<UD>(sign) & 0x8000000000000000));
+}
+
+OBN_INLINE D wide_sqrt(D x) {
+  D r{};
+  for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_sqrt(x[i]);  // which the compiler makes whole vectors of
+  return r;
+}
+
+// The whole number below x (at x), and the one towards 0; from 2^51 on x itself.
+OBN_INLINE D wide_floor(D x) {
+  D whole = wide_round(x);
+  whole = whole > x ? whole - 1.0 : whole;
+  return wide_abs(x) < 0x1p51 ? whole : x;
+}
+OBN_INLINE D wide_truncate(D x) { return wide_copysign(wide_floor(wide_abs(x)), x); }
+
+// x = 2^e·m, sqrt(1/2) <= m < sqrt(2), for finite x > 0 that is a normal double: every float32 above 0 is.
+struct WideLog {
+  D e;
+  D log_m;  // relative error 2e-12
+};
+OBN_INLINE WideLog wide_split_log(D x) {
+  constexpr uint64_t kHalfRoot = 0x3fe6a09e667f3bcd;                            // the bits of sqrt(1/2)
+  UD u = reinterpret_cast<UD>(x) - kHalfRoot + (uint64_t{1023} << 52);
+  D e = reinterpret_cast<D>((u >> 52) | 0x4330000000000000) - (0x1p52 + 1023);  // the bits of 2^52 + k
+  D m = reinterpret_cast<D>((u & 0xfffffffffffff) + kHalfRoot);
+  D s = (m - 1.0) / (m + 1.0), z = s * s;  // log m = 2·atanh s
+  D series = wide_polynomial(z, {1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13});
+  return {e, 2.0 * s + 2.0 * s * z * series};
+}
+OBN_INLINE D wide_log(D x) {
+  WideLog l = wide_split_log(x);
+  return l.e * 0.6931471805599453 + l.log_m;
+}
+OBN_INLINE D wide_log2(D x) {
+  WideLog l = wide_split_log(x);
+  return l.e + l.log_m * 1.4426950408889634;
+}
+
+// 2^x for |x| <= 1000, relative error 1e-11.
+OBN_INLINE D wide_exp2(D x) {
+  D shifted = x + 0x1.8p52;
+  D r = (x - (shifted - 0x1.8p52)) * 0.6931471805599453;
+  D p = wide_polynomial(r, {1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+                            1.0 / 362880});
+  return reinterpret_cast<D>(reinterpret_cast<UD>(p) + (reinterpret_cast<UD>(shifted) << 52));
+}
+
+}  // namespace obn::OBN_TARGET
