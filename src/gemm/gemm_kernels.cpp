@@ -258,20 +258,34 @@ struct Strip {
   bool is_last;
 };
 
+constexpr size_t kLine = 16;  // floats
+
 // What the tile of row panel r fetches for those to come. The second and third fetch the lines of the next columns of
 // b, one per step of k: a panel all alone fetches nothing, as rows of b a power of two apart would throw each other out
 // of the first-level cache.
 void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) {
-  constexpr size_t kLine = 16;  // floats
   const bool fetches = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
   t->ahead = fetches ? next + (r - 1) * kLine : nullptr;
   t->ahead_step = fetches ? step : 0;
+}
+
+// The same for columns of b that are runs along k and are packed when their turn comes: each panel fetches as many
+// columns as it has lines' worth of steps.
+void fetch_runs(const Strip& s, size_t r, Tile* t) {
+  const Operand& b = s.product.b;
+  const size_t run = (s.depth + kLine - 1) / kLine, first = r * kLine;
+  const bool fetches = !s.is_last && first < kTileColumns;
+  t->ahead = fetches ? floats(b, s.first, s.column + kTileColumns + first) : nullptr;
+  t->ahead_step = fetches ? kLine : 0;
+  t->ahead_run = run;
+  t->ahead_jump = fetches ? b.column - run * kLine : 0;
 }
 
 void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
   const bool b_in_place = !s.b && is_b_in_place(p);
+  const bool b_runs = !s.b && !b_in_place && p.b.type == BNNSDataTypeFloat32 && p.b.row == 1;
   const float* b = b_in_place ? floats(p.b, s.first, s.column) : nullptr;
   Tile t;
   t.k = s.depth;
@@ -284,6 +298,7 @@ void multiply_strip(const Strip& s) {
     t.a_step = s.a ? rows : p.a.column;
     t.b = s.b ? s.b : s.copy;
     t.b_step = kTileColumns;
+    if (b_runs) fetch_runs(s, r, &t);
     if (s.b) fetch_b(s, s.b + s.depth * kTileColumns, kTileColumns, r, &t);
     if (b_in_place) fetch_b(s, b + kTileColumns, p.b.row, r, &t);
     if (b_in_place && r == 0) {  // reads b where it lies
