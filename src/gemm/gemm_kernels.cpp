@@ -47,6 +47,8 @@ namespace {
 
 using obn::gemm::Block;
 using obn::gemm::even_part;
+using obn::gemm::is_a_in_place;
+using obn::gemm::is_b_in_place;
 using obn::gemm::kDepth;
 using obn::gemm::kDotDepth;
 using obn::gemm::kRowStrip;
@@ -217,19 +219,22 @@ size_t columns_at_once(const Product& p, const Block& block) {
 
 // The first row panel reads b where it lies and leaves a packed copy for the others; the copying rides along in slots
 // that the multiplications leave idle.
-template <size_t kRows>
+template <size_t kRows, bool kPacked>
 [[gnu::noinline]] void multiply_and_copy(const Tile& t, float* copy) {
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, true>(t, copy);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, true>(t, copy);
-  multiply_rows<kRows, 1, true, false, true>(t, copy);
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, true>(t, copy);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, true>(t, copy);
+  multiply_rows<kRows, 1, kPacked, false, true>(t, copy);
 }
 
+using MultiplyAndCopy = void (*)(const Tile&, float*);
 struct CopyingTiles {
-  void (*of_rows[kTileRows + 1])(const Tile&, float*) = {};
+  MultiplyAndCopy a_packed[kTileRows + 1] = {};
+  MultiplyAndCopy a_in_place[kTileRows + 1] = {};
 };
 template <size_t kRows>
 constexpr void list(CopyingTiles& tiles) {
-  tiles.of_rows[kRows] = multiply_and_copy<kRows>;
+  tiles.a_packed[kRows] = multiply_and_copy<kRows, true>;
+  tiles.a_in_place[kRows] = multiply_and_copy<kRows, false>;
   if constexpr (kRows > 1) list<kRows - 1>(tiles);
 }
 constexpr CopyingTiles list_all() {
@@ -238,13 +243,6 @@ constexpr CopyingTiles list_all() {
   return tiles;
 }
 constexpr CopyingTiles copying = list_all();
-
-bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
-
-// A single strip of columns does not pay for packing a.
-bool is_a_in_place(const Product& p, const Block& block) {
-  return p.a.type == BNNSDataTypeFloat32 && block.columns <= kTileColumns && !is_b_in_place(p);
-}
 
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
@@ -306,7 +304,7 @@ void multiply_strip(const Strip& s) {
       t.b_step = p.b.row;
     }
     if (b_in_place && r == 0 && panels.count > 1) {
-      copying.of_rows[rows](t, s.copy);
+      (s.a ? copying.a_packed : copying.a_in_place)[rows](t, s.copy);
     } else {
       multiply_tile[rows](t);
     }
@@ -317,7 +315,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
   const size_t end = block.column + block.columns, group = columns_at_once(p, block);
   float* copy = work;
-  float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
+  float* own_a = packed_a || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
     if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
