@@ -107,29 +107,23 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
   transpose(v);
 }
 
-// Runs along k. Where rows of the panel are whole vectors, one vector of lines after the other: lines are often a power
-// of two apart, and fewer of them at once throw each other out of the cache less.
+// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache, so after the
+// first step every cache line is read by a single load, and where rows of the panel are whole vectors, one vector of
+// lines is done after the other.
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
-  const size_t vectors = (width + kLanes - 1) / kLanes, whole = width / kLanes;
-  if (vectors == whole) {
-    for (size_t g = 0; g < vectors; ++g) {
-      for (size_t p = 0; p < depth; p += kLanes) {
-        const size_t steps = least(kLanes, depth - p);
-        F v[kLanes];
-        load_turned<Type>(from, line, lines, g * kLanes, p, steps, v);
-        for (size_t q = 0; q < steps; ++q) store(to + (p + q) * width + g * kLanes, v[q]);
-      }
+  const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
+  const size_t misaligned = line % kLanes == 0 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
+  for (size_t g = 0; g < vectors; g += at_once) {
+    for (size_t p = 0, steps = kLanes - misaligned; p < depth; p += steps, steps = kLanes) {
+      steps = least(steps, depth - p);
+      F v[kMostVectors][kLanes];
+      for (size_t i = 0; i < at_once; ++i)
+        load_turned<Type>(from, line, lines, (g + i) * kLanes, p, steps, v[i]);
+      for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
+        for (size_t i = 0; i < at_once; ++i) store(to + (p + q) * width + (g + i) * kLanes, v[i][q]);
     }
-    return;
-  }
-  for (size_t p = 0; p < depth; p += kLanes) {
-    const size_t steps = least(kLanes, depth - p);
-    F v[kMostVectors][kLanes];
-    for (size_t g = 0; g < vectors; ++g) load_turned<Type>(from, line, lines, g * kLanes, p, steps, v[g]);
-    for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
-      for (size_t g = 0; g < vectors; ++g) store(to + (p + q) * width + g * kLanes, v[g][q]);
   }
 }
 
@@ -256,34 +250,20 @@ struct Strip {
   bool is_last;
 };
 
-constexpr size_t kLine = 16;  // floats
-
 // What the tile of row panel r fetches for those to come. The second and third fetch the lines of the next columns of
 // b, one per step of k: a panel all alone fetches nothing, as rows of b a power of two apart would throw each other out
 // of the first-level cache.
 void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) {
+  constexpr size_t kLine = 16;  // floats
   const bool fetches = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
   t->ahead = fetches ? next + (r - 1) * kLine : nullptr;
   t->ahead_step = fetches ? step : 0;
-}
-
-// The same for columns of b that are runs along k and are packed when their turn comes: each panel fetches as many
-// columns as it has lines' worth of steps.
-void fetch_runs(const Strip& s, size_t r, Tile* t) {
-  const Operand& b = s.product.b;
-  const size_t run = (s.depth + kLine - 1) / kLine, first = r * kLine;
-  const bool fetches = !s.is_last && first < kTileColumns;
-  t->ahead = fetches ? floats(b, s.first, s.column + kTileColumns + first) : nullptr;
-  t->ahead_step = fetches ? kLine : 0;
-  t->ahead_run = run;
-  t->ahead_jump = fetches ? b.column - run * kLine : 0;
 }
 
 void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
   const bool b_in_place = !s.b && is_b_in_place(p);
-  const bool b_runs = !s.b && !b_in_place && p.b.type == BNNSDataTypeFloat32 && p.b.row == 1;
   const float* b = b_in_place ? floats(p.b, s.first, s.column) : nullptr;
   Tile t;
   t.k = s.depth;
@@ -296,7 +276,6 @@ void multiply_strip(const Strip& s) {
     t.a_step = s.a ? rows : p.a.column;
     t.b = s.b ? s.b : s.copy;
     t.b_step = kTileColumns;
-    if (b_runs) fetch_runs(s, r, &t);
     if (s.b) fetch_b(s, s.b + s.depth * kTileColumns, kTileColumns, r, &t);
     if (b_in_place) fetch_b(s, b + kTileColumns, p.b.row, r, &t);
     if (b_in_place && r == 0) {  // reads b where it lies

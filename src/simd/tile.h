@@ -39,10 +39,8 @@ struct Tile {
   float alpha = 1.0f;
   const float* row_bias = nullptr;     // (rows)
   const float* column_bias = nullptr;  // (columns)
-  const float* ahead = nullptr;        // fetched meanwhile, for whoever comes next: a line at ahead + p·ahead_step,
-  size_t ahead_step = 0;               // and, where ahead_run is given,
-  size_t ahead_run = 0;                // after every ahead_run of them
-  size_t ahead_jump = 0;               // so much further
+  const float* ahead = nullptr;        // fetched meanwhile, for whoever comes next: a line at ahead + p·ahead_step
+  size_t ahead_step = 0;
 };
 
 // A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.
@@ -64,7 +62,6 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
   const float* a = t.a;
   const float* b = t.b;
   const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
-  size_t run = t.ahead_run;
   for (size_t p = 0; p < t.k; ++p) {
     F w[kVectors];
 #pragma GCC unroll 2
@@ -84,10 +81,6 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     a += kPacked ? kRows : t.a_step;
     b += t.b_step;
     ahead += t.ahead_step;
-    if (--run == 0) {
-      ahead += t.ahead_jump;
-      run = t.ahead_run;
-    }
   }
   if (t.alpha != 1.0f) {
 #pragma GCC unroll 16
