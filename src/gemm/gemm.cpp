@@ -102,13 +102,14 @@ Way way_of(const Product& p, const Kernels& kernels) {
   const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
   const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
   if (p.a.column == 1 && p.b.row == 1) {
-    const double packing = kPack * k * (p.n <= kernels.tile_columns ? n : m + n);  // a single strip leaves a in place
+    const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.tile_columns) ? n : m + n);
     return sums < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::row;
   const Way way = can_be_plain(p) ? Way::plain : Way::packed;
-  const double cost = tiles + (way == Way::packed ? kPack * m * k : 0.0);
+  const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.tile_columns);
+  const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
   return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
 }
@@ -157,7 +158,6 @@ Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
 
 bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
-bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
 size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k + kPackSlack, kPackSlack); }
 size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
 
@@ -183,7 +183,8 @@ void share_b(const Product& p, const Kernels& kernels, size_t threads, float* to
 }
 
 void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* work) {
-  float* a = work && cut.across > 1 && can_share(p.m * p.k) ? work : nullptr;
+  const bool is_a_shared = cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k);
+  float* a = work && is_a_shared ? work : nullptr;
   float* b = nullptr;
   if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
     b = a ? work + cut.down * shared_a_block(cut.rows, p.k) : work;

@@ -47,6 +47,8 @@ namespace {
 
 using obn::gemm::Block;
 using obn::gemm::even_part;
+using obn::gemm::is_a_in_place;
+using obn::gemm::is_b_in_place;
 using obn::gemm::kDepth;
 using obn::gemm::kDotDepth;
 using obn::gemm::kRowStrip;
@@ -105,29 +107,23 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
   transpose(v);
 }
 
-// Runs along k. Where rows of the panel are whole vectors, one vector of lines after the other: lines are often a power
-// of two apart, and fewer of them at once throw each other out of the cache less.
+// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache, so after the
+// first step every cache line is read by a single load, and where rows of the panel are whole vectors, one vector of
+// lines is done after the other.
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
-  const size_t vectors = (width + kLanes - 1) / kLanes, whole = width / kLanes;
-  if (vectors == whole) {
-    for (size_t g = 0; g < vectors; ++g) {
-      for (size_t p = 0; p < depth; p += kLanes) {
-        const size_t steps = least(kLanes, depth - p);
-        F v[kLanes];
-        load_turned<Type>(from, line, lines, g * kLanes, p, steps, v);
-        for (size_t q = 0; q < steps; ++q) store(to + (p + q) * width + g * kLanes, v[q]);
-      }
+  const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
+  const size_t misaligned = line % kLanes == 0 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
+  for (size_t g = 0; g < vectors; g += at_once) {
+    for (size_t p = 0, steps = kLanes - misaligned; p < depth; p += steps, steps = kLanes) {
+      steps = least(steps, depth - p);
+      F v[kMostVectors][kLanes];
+      for (size_t i = 0; i < at_once; ++i)
+        load_turned<Type>(from, line, lines, (g + i) * kLanes, p, steps, v[i]);
+      for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
+        for (size_t i = 0; i < at_once; ++i) store(to + (p + q) * width + (g + i) * kLanes, v[i][q]);
     }
-    return;
-  }
-  for (size_t p = 0; p < depth; p += kLanes) {
-    const size_t steps = least(kLanes, depth - p);
-    F v[kMostVectors][kLanes];
-    for (size_t g = 0; g < vectors; ++g) load_turned<Type>(from, line, lines, g * kLanes, p, steps, v[g]);
-    for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
-      for (size_t g = 0; g < vectors; ++g) store(to + (p + q) * width + g * kLanes, v[g][q]);
   }
 }
 
@@ -217,19 +213,22 @@ size_t columns_at_once(const Product& p, const Block& block) {
 
 // The first row panel reads b where it lies and leaves a packed copy for the others; the copying rides along in slots
 // that the multiplications leave idle.
-template <size_t kRows>
+template <size_t kRows, bool kPacked>
 [[gnu::noinline]] void multiply_and_copy(const Tile& t, float* copy) {
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, true>(t, copy);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, true>(t, copy);
-  multiply_rows<kRows, 1, true, false, true>(t, copy);
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, true>(t, copy);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, true>(t, copy);
+  multiply_rows<kRows, 1, kPacked, false, true>(t, copy);
 }
 
+using MultiplyAndCopy = void (*)(const Tile&, float*);
 struct CopyingTiles {
-  void (*of_rows[kTileRows + 1])(const Tile&, float*) = {};
+  MultiplyAndCopy a_packed[kTileRows + 1] = {};
+  MultiplyAndCopy a_in_place[kTileRows + 1] = {};
 };
 template <size_t kRows>
 constexpr void list(CopyingTiles& tiles) {
-  tiles.of_rows[kRows] = multiply_and_copy<kRows>;
+  tiles.a_packed[kRows] = multiply_and_copy<kRows, true>;
+  tiles.a_in_place[kRows] = multiply_and_copy<kRows, false>;
   if constexpr (kRows > 1) list<kRows - 1>(tiles);
 }
 constexpr CopyingTiles list_all() {
@@ -238,13 +237,6 @@ constexpr CopyingTiles list_all() {
   return tiles;
 }
 constexpr CopyingTiles copying = list_all();
-
-bool is_b_in_place(const Product& p) { return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1; }
-
-// A single strip of columns does not pay for packing a.
-bool is_a_in_place(const Product& p, const Block& block) {
-  return p.a.type == BNNSDataTypeFloat32 && block.columns <= kTileColumns && !is_b_in_place(p);
-}
 
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
@@ -291,7 +283,7 @@ void multiply_strip(const Strip& s) {
       t.b_step = p.b.row;
     }
     if (b_in_place && r == 0 && panels.count > 1) {
-      copying.of_rows[rows](t, s.copy);
+      (s.a ? copying.a_packed : copying.a_in_place)[rows](t, s.copy);
     } else {
       multiply_tile[rows](t);
     }
@@ -302,7 +294,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
   const size_t end = block.column + block.columns, group = columns_at_once(p, block);
   float* copy = work;
-  float* own_a = packed_a || is_a_in_place(p, block) ? nullptr : work + depth * kTileColumns;
+  float* own_a = packed_a || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
     if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);

@@ -25,6 +25,20 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
   return (whole + parts - 1) / parts;
 }
 
+// Whether the packed way reads b where it lies.
+[[gnu::always_inline]] inline bool is_b_in_place(const Product& p) {
+  return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1;
+}
+
+// The same for a: when a block has too few columns to pay for packing. Rows that lie multiples of half a page apart
+// would throw each other out of the first-level cache.
+[[gnu::always_inline]] inline bool is_a_in_place(const Product& p, size_t columns, size_t tile_columns) {
+  constexpr size_t kFewColumns = 512, kHalfPage = 2048 / sizeof(float);
+  if (p.a.type != BNNSDataTypeFloat32) return false;
+  if (columns <= tile_columns && !is_b_in_place(p)) return true;
+  return columns <= kFewColumns && p.a.column == 1 && p.a.row % kHalfPage != 0;
+}
+
 inline constexpr size_t kPackSlack = 64;     // floats behind packed rows of a that are scribbled on
 inline constexpr size_t kRowStrip = 2048;    // columns that row() does at a time
 
@@ -40,8 +54,9 @@ struct Kernels {
   // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros where there are none.
   void (*pack_b)(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to);
 
-  // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself.
-  // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them; NULL: packs them itself.
+  // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
+  // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them, and the block begins at a tile;
+  // NULL: packs them itself.
   // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth + kPackSlack).
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
   // Straight from the operands: float32, b.column == 1.
