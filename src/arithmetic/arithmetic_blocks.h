@@ -1,8 +1,8 @@
 // Walking over the tensors of a call in blocks of rows of packed float32. Letters as in arithmetic.h.
 //
-// The fastest axes form a group of at least kGroup values, so that short rows are not walked one by one; a group is done
-// in blocks, and a block always begins at the start of the group's last axis but one. A tensor that lies in one run
-// along the group is used where it is; others are gathered into a buffer, and kept there while they do not change.
+// The fastest axes form a group of at least kGroup values, so that short rows are not walked one by one. A group is
+// done in blocks; a block holds whole rows of the group's axes but the last. A tensor that lies in one run along the
+// group is used where it is; others are gathered into a buffer, and kept there while they do not change.
 #pragma once
 
 #include <algorithm>

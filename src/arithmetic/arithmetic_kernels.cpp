@@ -86,7 +86,8 @@ OBN_INLINE Turned turned(F x) {
   D shifted = wide * 0.6366197723675814 + 0x1.8p52;
   D q = shifted - 0x1.8p52;
   F r = narrow((wide - q * 0x1.921fb5444p+0) - q * 0x1.68c234c4c6629p-39);
-  return {sine_series(r), cosine_series(r), reinterpret_cast<I>(__builtin_convertvector(reinterpret_cast<UD>(shifted), U))};
+  U quarters = __builtin_convertvector(reinterpret_cast<UD>(shifted), U);  // the low bits of q
+  return {sine_series(r), cosine_series(r), reinterpret_cast<I>(quarters)};
 }
 OBN_INLINE bool turns_far(F x) { return any(~(abs(x) <= 1e5f)); }  // or is NaN
 
