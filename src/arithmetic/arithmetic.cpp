@@ -398,8 +398,9 @@ int apply_backward(BNNSFilter handle, const BackwardArguments& arguments) {
   auto* filter = static_cast<Arithmetic*>(find_filter(handle, kKind));
   BackwardCall call;
   if (!filter || !scratch() || filter->plan.check(arguments, &call) != 0) return -1;
-  std::byte* work = workspace(filter->plan.work_bytes());
-  if (!work) return -1;
+  const size_t needed = filter->plan.work_bytes();
+  std::byte* work = needed > 0 ? workspace(needed) : nullptr;
+  if (needed > 0 && !work) return -1;
   filter->plan.run(call, work);
   return 0;
 }

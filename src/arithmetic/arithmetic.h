@@ -102,6 +102,9 @@ struct ForwardCall {
   Operand x[kInputs], y;
 };
 struct BackwardCall {
+  BackwardCall() = default;
+  BackwardCall(const BackwardCall&) = delete;  // it points into itself
+
   size_t batch;
   bool from_y;             // the gradient is made of y alone
   Operand x[kInputs];      // data NULL where it is not read
@@ -117,12 +120,12 @@ class Plan {
   // Returns 0, or -1 with a sentence.
   int read(const BNNSLayerParametersArithmetic& parameters, size_t threads);
 
-  // check fills *call or fails; run cannot fail. scratch() and work (work_bytes()) must be there.
+  // check fills *call or fails; run cannot fail. scratch() must be there and is overwritten; work has work_bytes().
   int check(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
   void run(const BackwardCall& call, std::byte* work) const;
-  size_t work_bytes() const;  // of the backward call
+  size_t work_bytes() const;  // of the backward call; 0 where no gradient is a sum
 
   const View& input(size_t k) const { return x_[k]; }
   const View& output() const { return y_; }

@@ -57,7 +57,13 @@ Sources read_sources(const Reads& reads, const activation::Fused& activation, Wa
 }  // namespace
 
 size_t Plan::work_bytes() const {
-  size_t block = activation_.is_elementwise() ? kBlock : std::max(kBlock, y_.extent[y_.axis_of_size[0]]);
+  bool has_sums = false;
+  for (size_t k = 0; k < inputs_; ++k) {
+    has_sums |= x_role_[k] == BNNSParameter && y_role_ == BNNSSample;
+    has_sums |= x_role_[k] != BNNSConstant && x_[k].count != y_.count;
+  }
+  if (!has_sums) return 0;
+  const size_t block = activation_.is_elementwise() ? kBlock : std::max(kBlock, y_.extent[y_.axis_of_size[0]]);
   return kMaxParts * block * sizeof(double);
 }
 
