@@ -338,6 +338,28 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
 
 // ---- forward ----
 
+// The walk where every tensor is used where it lies: nothing to do between two rows but to find the next. The output is
+// the last tensor.
+void Plan::run_direct(const Blocks& blocks) const {
+  const Row forward = kernels_->forward[function_];
+  const size_t y = inputs_;
+  const auto data = [&](size_t t) { return reinterpret_cast<float*>(blocks.data[t]); };
+  by_pieces(blocks.items(), std::max<size_t>(1, kPiece / blocks.block), threads_, [&](size_t first, size_t count) {
+    Sources sources = no_sources();
+    for (size_t k = 0; k < inputs_; ++k) sources.moves[k] = !blocks.is_constant[k];
+    Position<kTensors> at(blocks.loops, blocks.group);
+    at.seek(first / blocks.blocks);
+    for (size_t b = first % blocks.blocks; count > 0; --count) {
+      const size_t done = b * blocks.block;
+      for (size_t k = 0; k < inputs_; ++k) sources.p[k] = data(k) + at.offset(k) + (sources.moves[k] ? done : 0);
+      forward(sources, data(y) + at.offset(y) + done, blocks.values(b));
+      if (++b < blocks.blocks) continue;
+      b = 0;
+      at.step();
+    }
+  });
+}
+
 void Plan::run(const ForwardCall& call) const {
   if (call.batch == 0) return;
   Blocks blocks;
@@ -350,6 +372,7 @@ void Plan::run(const ForwardCall& call) const {
   const bool streams = !in_place && blocks.is_large();
   const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() && !streams;
   blocks.cut(is_row_wise ? blocks.group_count : (is_direct ? kPiece : kBlock));
+  if (is_direct) return run_direct(blocks);
 
   const Row forward = kernels_->forward[function_];
   for_blocks(blocks, *kernels_, threads_, [&](Walker& walker, size_t block) {
@@ -398,8 +421,9 @@ int apply_backward(BNNSFilter handle, const BackwardArguments& arguments) {
   auto* filter = static_cast<Arithmetic*>(find_filter(handle, kKind));
   BackwardCall call;
   if (!filter || !scratch() || filter->plan.check(arguments, &call) != 0) return -1;
-  std::byte* work = workspace(filter->plan.work_bytes());
-  if (!work) return -1;
+  const size_t needed = filter->plan.work_bytes();
+  std::byte* work = needed > 0 ? workspace(needed) : nullptr;
+  if (needed > 0 && !work) return -1;
   filter->plan.run(call, work);
   return 0;
 }

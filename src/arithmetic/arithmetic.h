@@ -28,9 +28,9 @@ size_t inputs_of(Function function);
 // What a row is computed from; a, b and c come first.
 enum Source : size_t { kA, kB, kC, kY, kDz, kSources };
 
-inline constexpr size_t kSplat = 16;  // lanes of the widest target
+inline constexpr size_t kMaxLanes = 16;  // of the widest target
 
-// p[s] points to the values of source s: (n) where moves[s], else kSplat copies of one value.
+// p[s] points to the values of source s: (n) where moves[s], else one for the whole row.
 struct Sources {
   const float* p[kSources];
   bool moves[kSources];
@@ -45,7 +45,7 @@ struct Kernels {
   Row gradient[kFunctions][kInputs];  // from a, b, c and dz; NULL where there is no such input
   Row gradient_from_y[kFunctions];    // of a, from y and dz alone; NULL where y does not determine it
 
-  // Each of `values` values, stride apart, `count` times in a row; writes up to kSplat - 1 values too many.
+  // Each of `values` values, stride apart, `count` times in a row; writes up to kMaxLanes - 1 values too many.
   void (*repeat)(const float* p, size_t stride, size_t values, size_t count, float* row);
   void (*add)(const float* row, float* sum, size_t n);           // sum += row
   void (*add_to_doubles)(const float* row, double* sum, size_t n);
@@ -68,6 +68,8 @@ double gradient(Function function, size_t k, double a, double b, double c, doubl
 }  // namespace ref
 
 // ---- a layer, without its handle: what other layers are fused from ----
+
+struct Blocks;  // arithmetic_blocks.h
 
 // A tensor of a call: where, and how far from sample to sample (0 where all samples share it).
 struct Operand {
@@ -102,6 +104,9 @@ struct ForwardCall {
   Operand x[kInputs], y;
 };
 struct BackwardCall {
+  BackwardCall() = default;
+  BackwardCall(const BackwardCall&) = delete;  // it points into itself
+
   size_t batch;
   bool from_y;             // the gradient is made of y alone
   Operand x[kInputs];      // data NULL where it is not read
@@ -117,12 +122,12 @@ class Plan {
   // Returns 0, or -1 with a sentence.
   int read(const BNNSLayerParametersArithmetic& parameters, size_t threads);
 
-  // check fills *call or fails; run cannot fail. scratch() and work (work_bytes()) must be there.
+  // check fills *call or fails; run cannot fail. scratch() must be there and is overwritten; work has work_bytes().
   int check(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
   void run(const BackwardCall& call, std::byte* work) const;
-  size_t work_bytes() const;  // of the backward call
+  size_t work_bytes() const;  // of the backward call; 0 where no gradient is a sum
 
   const View& input(size_t k) const { return x_[k]; }
   const View& output() const { return y_; }
@@ -135,6 +140,7 @@ class Plan {
   unsigned needs(unsigned inputs) const;
   bool reduces(const Operand& dx, size_t batch) const;
   bool outputs_are_accepted(const BackwardCall& call) const;
+  void run_direct(const Blocks& blocks) const;
   void write_gradients(const BackwardCall& call) const;
   void sum_gradient(const BackwardCall& call, size_t target, std::byte* work) const;
   void gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row, float* other,

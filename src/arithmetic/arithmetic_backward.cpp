@@ -57,7 +57,13 @@ Sources read_sources(const Reads& reads, const activation::Fused& activation, Wa
 }  // namespace
 
 size_t Plan::work_bytes() const {
-  size_t block = activation_.is_elementwise() ? kBlock : std::max(kBlock, y_.extent[y_.axis_of_size[0]]);
+  bool has_sums = false;
+  for (size_t k = 0; k < inputs_; ++k) {
+    has_sums |= x_role_[k] == BNNSParameter && y_role_ == BNNSSample;
+    has_sums |= x_role_[k] != BNNSConstant && x_[k].count != y_.count;
+  }
+  if (!has_sums) return 0;
+  const size_t block = activation_.is_elementwise() ? kBlock : std::max(kBlock, y_.extent[y_.axis_of_size[0]]);
   return kMaxParts * block * sizeof(double);
 }
 
@@ -110,6 +116,7 @@ void Plan::run(const BackwardCall& call, std::byte* work) const {
   if (has_others) write_gradients(call);
 }
 
+// Not past the caches, however large: two such streams of writes beside three of reads take half as long again.
 void Plan::write_gradients(const BackwardCall& call) const {
   unsigned inputs = 0;
   for (size_t t = 0; t < call.targets; ++t)
@@ -126,7 +133,6 @@ void Plan::write_gradients(const BackwardCall& call) const {
   }
   const bool is_row_wise = !activation_.is_elementwise();
   blocks.arrange(y_, call.batch, is_row_wise ? y_.axis_of_size[0] : kNoAxis);
-  const bool streams = !in_place && blocks.is_large();
   blocks.cut(is_row_wise ? blocks.group_count : kBlock);
 
   for_blocks(blocks, *kernels_, threads_, [&](Walker& walker, size_t b) {
@@ -135,7 +141,7 @@ void Plan::write_gradients(const BackwardCall& call) const {
     float* rows[kInputs];
     for (size_t t = 0; t < call.targets; ++t) {
       if (tensor[t] == kNone) continue;
-      const bool is_direct = !in_place && !streams && !call.dx_view[t].accumulate;
+      const bool is_direct = !in_place && !call.dx_view[t].accumulate;
       rows[t] = is_direct ? walker.place(tensor[t], b) : walker.buffer(tensor[t]);
       gradient_row(call, call.sources[t], sources, rows[t], walker.extra(2), n);
     }
@@ -145,7 +151,7 @@ void Plan::write_gradients(const BackwardCall& call) const {
         walker.read_into(tensor[t], b, walker.extra(2));
         kernels_->add(walker.extra(2), rows[t], n);
       }
-      walker.write(tensor[t], b, rows[t], streams);
+      walker.write(tensor[t], b, rows[t]);
     }
   });
 }

@@ -1,8 +1,8 @@
 // Walking over the tensors of a call in blocks of rows of packed float32. Letters as in arithmetic.h.
 //
-// The fastest axes form a group of at least kGroup values, so that short rows are not walked one by one; a group is done
-// in blocks, and a block always begins at the start of the group's last axis but one. A tensor that lies in one run
-// along the group is used where it is; others are gathered into a buffer, and kept there while they do not change.
+// The fastest axes form a group of at least kGroup values, so that short rows are not walked one by one. A group is
+// done in blocks; a block holds whole rows of the group's axes but the last. A tensor that lies in one run along the
+// group is used where it is; others are gathered into a buffer, and kept there while they do not change.
 #pragma once
 
 #include <algorithm>
@@ -134,7 +134,7 @@ class Walker {
       : blocks_(blocks),
         kernels_(kernels),
         buffers_(reinterpret_cast<float*>(scratch())),
-        room_((blocks.block + 2 * kSplat - 1) / kSplat * kSplat),  // and what repeat writes too far
+        room_((blocks.block + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes),  // and what repeat writes too far
         outer_(blocks.loops, blocks.group) {
     std::fill_n(held_, kTensors, SIZE_MAX);
   }
@@ -150,7 +150,7 @@ class Walker {
   const float* read(size_t t, size_t b, bool* moves) {
     const size_t offset = offset_of(t, b), n = blocks_.values(b);
     *moves = !blocks_.is_constant[t];
-    if (blocks_.is_flat[t] && blocks_.type == BNNSDataTypeFloat32 && *moves) return floats(t) + offset;
+    if (blocks_.type == BNNSDataTypeFloat32 && (blocks_.is_flat[t] || !*moves)) return floats(t) + offset;
     float* row = buffer(t);
     if (held_[t] == offset && held_count_[t] >= n) return row;
     const bool is_settled = blocks_.is_flat[t] || blocks_.is_constant[t] || blocks_.group == 1 ||
@@ -158,13 +158,7 @@ class Walker {
     held_[t] = is_settled ? offset : SIZE_MAX;
     held_count_[t] = n;
     if (blocks_.is_constant[t]) {
-      float value;
-      if (blocks_.type == BNNSDataTypeFloat32) {
-        value = floats(t)[offset];
-      } else {
-        kernels_.load(blocks_.type, here(t, offset), 1, 1, &value);
-      }
-      std::fill_n(row, kSplat, value);
+      kernels_.load(blocks_.type, here(t, offset), 1, 1, row);
     } else if (blocks_.is_flat[t]) {
       kernels_.load(blocks_.type, here(t, offset), 1, n, row);
     } else {
@@ -233,7 +227,7 @@ class Walker {
  private:
   float* floats(size_t t) const { return reinterpret_cast<float*>(blocks_.data[t]); }
 
-  static_assert((kTensors + kExtras) * (kMaxRow + 2 * kSplat) * sizeof(float) + kMaxRow * sizeof(double) <=
+  static_assert((kTensors + kExtras) * (kMaxRow + 2 * kMaxLanes) * sizeof(float) + kMaxRow * sizeof(double) <=
                 kScratchBytes);
 
   const Blocks& blocks_;
@@ -245,12 +239,12 @@ class Walker {
   size_t held_count_[kTensors];
 };
 
-inline constexpr float kZeros[kSplat] = {};
+inline constexpr float kZero = 0.0f;
 
 // What no function reads.
 inline Sources no_sources() {
   Sources sources;
-  std::fill_n(sources.p, kSources, kZeros);
+  std::fill_n(sources.p, kSources, &kZero);
   std::fill_n(sources.moves, kSources, false);
   return sources;
 }

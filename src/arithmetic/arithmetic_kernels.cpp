@@ -86,7 +86,8 @@ OBN_INLINE Turned turned(F x) {
   D shifted = wide * 0.6366197723675814 + 0x1.8p52;
   D q = shifted - 0x1.8p52;
   F r = narrow((wide - q * 0x1.921fb5444p+0) - q * 0x1.68c234c4c6629p-39);
-  return {sine_series(r), cosine_series(r), reinterpret_cast<I>(__builtin_convertvector(reinterpret_cast<UD>(shifted), U))};
+  U quarters = __builtin_convertvector(reinterpret_cast<UD>(shifted), U);  // the low bits of q
+  return {sine_series(r), cosine_series(r), reinterpret_cast<I>(quarters)};
 }
 OBN_INLINE bool turns_far(F x) { return any(~(abs(x) <= 1e5f)); }  // or is NaN
 
@@ -433,11 +434,23 @@ struct Erf {
 
 // ---- rows ----
 
-// out (n) = f of the sources. A source that does not move stands on its kSplat copies.
+// A source that does not move stands on copies of its value: a vector that a load gets whole from the store before it.
+OBN_INLINE const float* first_of(const float* p, bool moves, float (&copies)[kLanes]) {
+  if (moves) return p;
+  store(copies, splat(*p));
+  return copies;
+}
+
+// out (n) = f of the sources.
 template <F (*f)(const At&)>
 [[gnu::flatten]] void row(const Sources& sources, float* out, size_t n) {
   using namespace obn::arithmetic;
-  const float *a = sources.p[kA], *b = sources.p[kB], *c = sources.p[kC], *y = sources.p[kY], *dz = sources.p[kDz];
+  alignas(64) float copies[kSources][kLanes];
+  const float* a = first_of(sources.p[kA], sources.moves[kA], copies[kA]);
+  const float* b = first_of(sources.p[kB], sources.moves[kB], copies[kB]);
+  const float* c = first_of(sources.p[kC], sources.moves[kC], copies[kC]);
+  const float* y = first_of(sources.p[kY], sources.moves[kY], copies[kY]);
+  const float* dz = first_of(sources.p[kDz], sources.moves[kDz], copies[kDz]);
   const size_t a_step = sources.moves[kA] ? kLanes : 0, b_step = sources.moves[kB] ? kLanes : 0,
                c_step = sources.moves[kC] ? kLanes : 0, y_step = sources.moves[kY] ? kLanes : 0,
                dz_step = sources.moves[kDz] ? kLanes : 0;

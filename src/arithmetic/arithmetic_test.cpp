@@ -405,8 +405,9 @@ TEST(arithmetic_any_call_matches_single_values) {
       CHECK(std::fabs(got - want) <= tolerance * std::max(std::fabs(want), 0.5), "%d: %s(%g, %g, %g) = %g, want %g",
             round, name_of(function), v[0], v[1], v[2], got, want);
     });
+    const size_t bytes = bytes_of(type);
     for (size_t i = 0; i < is_written.size(); ++i)
-      CHECK(is_written[i] || std::memcmp(&before[i * bytes_of(type)], &y.memory[i * bytes_of(type)], bytes_of(type)) == 0,
+      CHECK(is_written[i] || std::memcmp(&before[i * bytes], &y.memory[i * bytes], bytes) == 0,
             "%d: %s touches value %zu between its own", round, name_of(function), i);
 
     // Gradients. Two inputs of one shape and role may share theirs; one may take the place of dy.
@@ -617,7 +618,8 @@ TEST(arithmetic_threads_do_not_change_bits) {
         d->data_type = BNNSDataTypeFloat32;
         for (size_t i = 0; i < 3; ++i) d->size[i] = d == &x[1] ? shape.b[i] : shape.x[i];
       }
-      const size_t batch = 3, count = shape.x[0] * shape.x[1] * shape.x[2], b_count = shape.b[0] * shape.b[1] * shape.b[2];
+      const size_t batch = 3, count = shape.x[0] * shape.x[1] * shape.x[2];
+      const size_t b_count = shape.b[0] * shape.b[1] * shape.b[2];
       const size_t b_batch = shape.role == BNNSSample ? batch : 1;
       std::mt19937 random(2);
       std::normal_distribution<float> normal;
@@ -639,7 +641,8 @@ TEST(arithmetic_threads_do_not_change_bits) {
         da_desc.data = da.data();
         db_desc.data = db.data();
         BNNSNDArrayDescriptor* deltas[] = {&da_desc, &db_desc};
-        CHECK(BNNSArithmeticFilterApplyBatch(filter, batch, 2, in, nullptr, out.data(), 0) == 0, "%s", obn_last_error());
+        CHECK(BNNSArithmeticFilterApplyBatch(filter, batch, 2, in, nullptr, out.data(), 0) == 0, "%s",
+              obn_last_error());
         CHECK(BNNSArithmeticFilterApplyBackwardBatch(filter, batch, 2, in, nullptr, deltas, nullptr, out.data(), 0,
                                                      &dy_desc, 0) == 0, "%s", obn_last_error());
         if (threads == 1) {
@@ -656,9 +659,10 @@ TEST(arithmetic_threads_do_not_change_bits) {
             for (size_t k = 0; k < 3; stride *= shape.b[k++]) j += (shape.b[k] == 1 ? 0 : at[k]) * stride;
             want[j + (b_batch > 1 ? i / count * b_count : 0)] += static_cast<double>(a[i]) * dy[i];
           }
+          const double terms = static_cast<double>(a.size() / want.size());
           for (size_t j = 0; j < want.size(); ++j)
-            CHECK(std::fabs(db[j] - want[j]) < 1e-6 * std::sqrt(static_cast<double>(a.size() / want.size())) +
-                                                   1e-6 * std::fabs(want[j]), "db[%zu] = %g, want %g", j, db[j], want[j]);
+            CHECK(std::fabs(db[j] - want[j]) < 1e-6 * (std::sqrt(terms) + std::fabs(want[j])),
+                  "db[%zu] = %g, want %g", j, db[j], want[j]);
           continue;
         }
         CHECK(first[0] == out && first[1] == da && first[2] == db, "%zu threads differ", threads);
@@ -723,8 +727,8 @@ TEST(arithmetic_large_outputs_stream_the_same_values) {
   }
   BNNSNDArrayDescriptor dy_desc = vector_of(n, dy.data()), d0 = vector_of(n, da.data()), d1 = vector_of(n, db.data());
   BNNSNDArrayDescriptor* deltas[] = {&d0, &d1};
-  CHECK(BNNSArithmeticFilterApplyBackwardBatch(filter, 1, 2, in, nullptr, deltas, nullptr, nullptr, 0, &dy_desc, 0) == 0,
-        "%s", obn_last_error());
+  CHECK(BNNSArithmeticFilterApplyBackwardBatch(filter, 1, 2, in, nullptr, deltas, nullptr, nullptr, 0, &dy_desc,
+                                               0) == 0, "%s", obn_last_error());
   size_t wrong = 0;
   for (size_t i = 0; i < n; ++i) wrong += da[i] != 2.0f * b[i] || db[i] != 2.0f * a[i];
   CHECK(wrong == 0, "%zu gradients", wrong);
@@ -832,9 +836,8 @@ TEST(arithmetic_survives_broken_descriptors) {
     BNNSActivation activation{};
     if (!pick(10)) activation.function = static_cast<BNNSActivationFunction>(pick(40));
     obn_clear_error();
-    BNNSFilter filter =
-        Block(function_at(pick(43)), d, roles, d[3], static_cast<BNNSDescriptorType>(pick(10) ? 1 : pick(4)), activation)
-            .create();
+    const auto y_role = static_cast<BNNSDescriptorType>(pick(10) ? 1 : pick(4));
+    BNNSFilter filter = Block(function_at(pick(43)), d, roles, d[3], y_role, activation).create();
     if (!filter) {
       CHECK(*obn_last_error(), "round %d fails silently", round);
       continue;

@@ -108,8 +108,7 @@ int Plan::read_factor(const BNNSNDArrayDescriptor& descriptor, const char* argum
   if (!descriptor.data) return 0;
   if (read_view(descriptor, Access::read, argument, view) != 0) return -1;
   if (view->rank != 1) return fail("%s: expected a vector; got layout %s", argument, obn::name_of(view->layout));
-  if (is_along_batch() && !scale_.data) length_ = view->extent[0];
-  if (is_along_batch() && view == &scale_) length_ = view->extent[0];
+  if (is_along_batch() && (view == &scale_ || !scale_.data)) length_ = view->extent[0];
   if (view->extent[0] != length_)
     return fail("%s: expected %zu values; got %zu", argument, length_, view->extent[0]);
   size_t only_sample;

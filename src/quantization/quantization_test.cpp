@@ -95,7 +95,10 @@ TEST(quantization_rows_match_ref_on_every_target) {
   for (int i = 0; i < 300; ++i) reals.push_back(normal(random));
   const size_t n = reals.size();
   std::vector<double> scale(n, 0.25), bias(n, 3.0);
-  for (size_t i = 40; i < n; ++i) scale[i] = static_cast<float>(normal(random)), bias[i] = static_cast<float>(normal(random));
+  for (size_t i = 40; i < n; ++i) {
+    scale[i] = static_cast<float>(normal(random));
+    bias[i] = static_cast<float>(normal(random));
+  }
   for (Isa isa : kIsas) {
     if (!has_isa(isa)) continue;
     const Kernels& kernels = targets.at(isa);
@@ -240,8 +243,9 @@ TEST(quantization_only_the_pairs_of_the_table) {
         p.function = quantizes ? BNNSQuantizerFunctionQuantize : BNNSQuantizerFunctionDequantize;
         p.i_desc = vector_of(4, from, x);
         p.o_desc = vector_of(4, to, y);
-        const bool is_listed = quantizes ? is_in(kReal, from) && is_in(kWhole, to) : is_in(kWhole, from) && is_in(kReal, to);
-        CHECK((BNNSDirectApplyQuantizer(&p, nullptr, 1, 0, 0) == 0) == is_listed, "%s to %s", name_of(from), name_of(to));
+        const bool is_listed = is_in(kReal, quantizes ? from : to) && is_in(kWhole, quantizes ? to : from);
+        CHECK((BNNSDirectApplyQuantizer(&p, nullptr, 1, 0, 0) == 0) == is_listed, "%s to %s", name_of(from),
+              name_of(to));
         if (!is_listed) CHECK(y[0] == 7 && y[3] == 7, "%s to %s is written", name_of(from), name_of(to));
       }
     }
@@ -264,7 +268,8 @@ TEST(quantization_refuses_with_a_sentence) {
     obn_clear_error();
     return BNNSDirectApplyQuantizer(&p, nullptr, batch, 0, 0) != 0 && failed_with(start);
   };
-  CHECK(BNNSDirectApplyQuantizer(nullptr, nullptr, 1, 0, 0) != 0 && failed_with("layer_params"), "%s", obn_last_error());
+  CHECK(BNNSDirectApplyQuantizer(nullptr, nullptr, 1, 0, 0) != 0 && failed_with("layer_params"), "%s",
+        obn_last_error());
   BNNSLayerParametersQuantization p = good;
   p.function = static_cast<BNNSQuantizerFunction>(2);
   CHECK(refused(p, "function"), "%s", obn_last_error());
