@@ -37,6 +37,7 @@ constexpr size_t kSoftFloats = size_t{96} << 10;        // a frame that leaves r
 constexpr size_t kHardFloats = kScratchFloats / 8 * 5;  // a frame when it must be
 constexpr size_t kSumFloats = size_t{96} << 10;         // sums of one piece of the weight gradient
 constexpr size_t kPixels = 512;                         // of a block, about
+constexpr size_t kStripPixels = 128;                    // of a strip of a long row
 constexpr size_t kDepth = 256;                          // values of k done in a row with pixels in lanes: their
                                                         // weights stay in the first cache
 constexpr size_t kTurnedDepth = 1024;                   // with outputs in lanes, where weights are streamed
@@ -235,7 +236,8 @@ size_t column_pieces(const Correlation& c) { return divide_up(c.block.column_blo
 bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t x_phases = as_size(c->x.phases);
   if (x_phases * as_size(c->y.phases) > kMaxPhases) return false;
-  const size_t pixels = std::max(kernels.tile_columns, kPixels / x_phases);
+  const bool is_long = c->is_flat && c->x.count() > kPixels;
+  const size_t pixels = is_long ? kStripPixels : std::max(kernels.tile_columns, kPixels / x_phases);
   Block& b = c->block;
   b = choose_block(c->x, c->y, pixels, c->in_channels, 0, kSoftFloats, kernels.tile_columns);
   choose_lanes(kernels, c);
@@ -249,9 +251,10 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t places = (kScratchFloats - kHardFloats - slack) / panel;
   if (places < 2) return false;
   const size_t blocks = c->batch * c->groups * b.row_blocks * b.column_blocks;
-  const bool has_one_tap = c->x.span == 1 && c->y.span == 1 && c->x.step == 1;
-  c->fetches_next = c->in_place && has_one_tap && b.row_blocks == 1 && b.rows == 1;
-  c->blocks_at_once = c->fetches_next ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
+  const size_t strip = c->in_channels * round_up(b.columns, kernels.tile_columns);
+  c->in_strips = c->is_flat && c->in_place && strip <= kHardFloats;
+  if (c->in_strips) b.channel = kernels.tile_columns;
+  c->blocks_at_once = c->in_strips ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
   const size_t pieces = column_pieces(*c) * c->batch * c->groups * b.row_blocks;
   const size_t multiplications = blocks * b.rows * b.columns * c->w_group;
   c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
@@ -410,8 +413,10 @@ bool fits_forward(const Kernels& kernels, const Problem& s) { return fits(kernel
 size_t forward_bytes(const Kernels& kernels, const Problem& s) { return correlation_bytes(kernels, s, false); }
 
 void forward(const Kernels& kernels, const Problem& problem, const Forward& f, size_t threads, std::byte* work) {
-  const Problem s = is_flat(problem, f.x, f.y) ? flatten(problem) : problem;
+  const bool flat = is_flat(problem, f.x, f.y);
+  const Problem s = flat ? flatten(problem) : problem;
   Correlation c = outline(s, false);
+  c.is_flat = flat;
   c.in = f.x;
   c.out = f.y;
   c.w = f.w;
@@ -425,8 +430,10 @@ size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) { return c
 
 void input_gradient(const Kernels& kernels, const Problem& problem, const InputGradient& g, size_t threads,
                     std::byte* work) {
-  const Problem s = is_flat(problem, g.dz, g.dx) ? flatten(problem) : problem;
+  const bool flat = is_flat(problem, g.dz, g.dx);
+  const Problem s = flat ? flatten(problem) : problem;
   Correlation c = outline(s, true);
+  c.is_flat = flat;
   c.in = g.dz;
   c.out = g.dx;
   c.w = g.w;

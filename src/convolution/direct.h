@@ -89,7 +89,8 @@ struct Correlation {
   size_t parts;              // pieces that output channels are cut into
   bool by_rows;              // tiles stay in a row of the frame; else they run over its end into the next
   bool in_place;             // tiles are added up in the output itself, not in scratch
-  bool fetches_next;         // one row, one tap: while a block is computed, the next one is fetched
+  bool is_flat;              // one tap, one row, no padding
+  bool in_strips;            // flat and in place: a block is a strip of columns, its frame (tile, k, kTileColumns)
   size_t blocks_at_once;     // column blocks of a piece
 };
 

@@ -68,10 +68,13 @@ OBN_INLINE F load_between(const float* p, size_t low, size_t high) {
 struct Range {
   size_t low, high;
 };
+OBN_INLINE int64_t steps_to(int64_t distance, int64_t step) {  // without a division where that is easy
+  return step == 1 ? distance : step == 2 ? (distance + 1) >> 1 : (distance + step - 1) / step;
+}
 OBN_INLINE Range range_of(int64_t start, int64_t step, int64_t in, size_t n) {
   const int64_t length = static_cast<int64_t>(n);
-  int64_t low = start >= 0 ? 0 : step == 1 ? -start : (-start + step - 1) / step;
-  int64_t high = start >= in ? 0 : step == 1 ? in - start : (in - start + step - 1) / step;
+  int64_t low = start >= 0 ? 0 : steps_to(-start, step);
+  int64_t high = start >= in ? 0 : steps_to(in - start, step);
   low = low < length ? low : length;
   high = high < low ? low : high < length ? high : length;
   return {static_cast<size_t>(low), static_cast<size_t>(high)};
@@ -145,14 +148,21 @@ OBN_INLINE void copy_pair_of_slots(const Taps& x, const Taps& y, const float* pl
       high[i] = across.high > start ? smaller(across.high - start, kLanes) : 0;
       low[i] = across.low > start ? smaller(across.low - start, high[i]) : 0;
     }
-    for (size_t r = 0; r < rows; ++r) {
-      F even = F{}, odd = F{};
-      if (r >= inside.low && r < inside.high) {
-        const float* p = from + r * from_row + 2 * j;
-        split_pairs(load_between(p, low[0], high[0]), load_between(p + kLanes, low[1], high[1]), &even, &odd);
-      }
+    size_t r = 0;
+    for (; r < inside.low; ++r) {
+      store(to_even + r * pitch + j, F{});
+      store(to_odd + r * pitch + j, F{});
+    }
+    for (; r < inside.high; ++r) {
+      const float* p = from + r * from_row + 2 * j;
+      F even, odd;
+      split_pairs(load_between(p, low[0], high[0]), load_between(p + kLanes, low[1], high[1]), &even, &odd);
       store(to_even + r * pitch + j, even);
       store(to_odd + r * pitch + j, odd);
+    }
+    for (; r < rows; ++r) {
+      store(to_even + r * pitch + j, F{});
+      store(to_odd + r * pitch + j, F{});
     }
   }
 }
@@ -251,8 +261,8 @@ void pack_weights(const Correlation& call, size_t group, size_t panel) {
 // ---- products ----
 
 // c (rows, columns) = start + a (rows, k) · b (k, columns); a is packed, b(p, j) lies at b[offsets[p] + j], which is
-// there for whole vectors. start is c where accumulate, else bias (rows), else 0. Meanwhile one cache line for every p
-// is fetched into the second cache, at next[p·next_step].
+// there for whole vectors. start is c where accumulate, else bias (rows), else 0. With kCopies columns is kTileColumns,
+// b(p, j) lies at b[p·b_step + j] and goes to copy[p·kTileColumns + j] too.
 struct Product {
   const float* a;
   const float* b;
@@ -263,11 +273,13 @@ struct Product {
   size_t columns;
   const float* bias;
   bool accumulate;
-  const float* next;
-  size_t next_step;
+  const float* next = nullptr;  // for every p a cache line at next + p·next_step is fetched
+  size_t next_step = 0;
+  size_t b_step = 0;
+  float* copy = nullptr;
 };
 
-template <size_t kRows, size_t kVectors>
+template <size_t kRows, size_t kVectors, bool kCopies>
 [[gnu::noinline]] static void multiply(const Product& t) {
   F sum[kRows][kVectors];
   const size_t tail = t.columns - (kVectors - 1) * kLanes;  // values in the last vector
@@ -276,8 +288,6 @@ template <size_t kRows, size_t kVectors>
     const F start = t.bias ? splat(t.bias[i]) : F{};
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) sum[i][v] = start;
-    __builtin_prefetch(t.c + i * t.c_row, 1);
-    __builtin_prefetch(t.c + i * t.c_row + t.columns - 1, 1);
   }
   if (t.accumulate) {
 #pragma GCC unroll 16
@@ -289,23 +299,42 @@ template <size_t kRows, size_t kVectors>
     }
   }
   const float* a = t.a;
-  const float* next = t.next;
-  for (size_t p = 0; p < t.k; ++p, a += kRows, next += t.next_step) {
-    const float* b = t.b + t.offsets[p];
-    __builtin_prefetch(next, 0, 2);
-    F right[kVectors];
+  const float* from = t.b;
+  const size_t* offsets = t.offsets;
+  float* copy = t.copy;
+  const size_t k = t.k, b_step = t.b_step;
+  // The rows of c are asked for one after the other, then what comes next: all at once would keep b waiting.
+  size_t p = 0;
+  for (size_t stage = 0; p < k; ++stage) {
+    const float* rows_of_c = t.c + (stage == 0 ? 0 : t.columns - 1);
+    const float* fetched = stage < 2 ? rows_of_c : t.next ? t.next : a;  // a line that is there costs nothing
+    const size_t step = stage < 2 ? t.c_row : t.next_step;
+    const size_t end = stage < 2 ? smaller(p + kRows, k) : k;
+    for (; p < end; ++p, a += kRows, fetched += step) {
+      const float* b = kCopies ? from : from + offsets[p];
+      __builtin_prefetch(fetched);
+      F right[kVectors];
 #pragma GCC unroll 2
-    for (size_t v = 0; v < kVectors; ++v) right[v] = load(b + v * kLanes);
+      for (size_t v = 0; v < kVectors; ++v) {
+        right[v] = load(b + v * kLanes);
+        if constexpr (kCopies) store(copy + v * kLanes, right[v]);
+      }
+      if constexpr (kCopies) {
+        from += b_step;
+        copy += kTileColumns;
+      }
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kRows; ++i) {
-      const F left = splat(a[i]);
+      for (size_t i = 0; i < kRows; ++i) {
+        const F left = splat(a[i]);
 #pragma GCC unroll 2
-      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += left * right[v];
+        for (size_t v = 0; v < kVectors; ++v) sum[i][v] += left * right[v];
+      }
     }
   }
+  float* c = t.c;
+  const size_t c_row = t.c_row;
 #pragma GCC unroll 16
-  for (size_t i = 0; i < kRows; ++i) {
-    float* c = t.c + i * t.c_row;
+  for (size_t i = 0; i < kRows; ++i, c += c_row) {
     if constexpr (kVectors == 2) store(c, sum[i][0]);
     float* last = c + (kVectors - 1) * kLanes;
     if (tail == kLanes) {
@@ -326,6 +355,8 @@ struct TurnedProduct {
   float* c;
   const float* bias;
   bool accumulate;
+  const float* next;  // meanwhile `lines` cache lines from here on are fetched, one for every p
+  size_t lines;
 };
 
 template <size_t kRows>
@@ -339,15 +370,24 @@ template <size_t kRows>
     right[i] = load(start + i * step + kLanes);
   }
   const float* b = t.b;
-  for (size_t p = 0; p < t.k; ++p, b += kTileColumns) {
-    const float* a = t.a + t.offsets[p];
-    const F b0 = load(b), b1 = load(b + kLanes);
+  const float* next = t.next;
+  const size_t k = t.k;
+  size_t p = 0, next_step = kLine;
+  for (size_t end = smaller(t.lines, k);; end = k) {
+    for (; p < end; ++p, b += kTileColumns, next += next_step) {
+      const float* a = t.a + t.offsets[p];
+      __builtin_prefetch(next, 0, 2);
+      const F b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 16
-    for (size_t i = 0; i < kRows; ++i) {
-      const F v = splat(a[i]);
-      left[i] += v * b0;
-      right[i] += v * b1;
+      for (size_t i = 0; i < kRows; ++i) {
+        const F v = splat(a[i]);
+        left[i] += v * b0;
+        right[i] += v * b1;
+      }
     }
+    if (p == k) break;
+    next = t.a;  // a line that is there costs nothing
+    next_step = 0;
   }
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
@@ -375,22 +415,24 @@ static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
 
 using Multiply = void (*)(const Product&);
 
-template <size_t kVectors>
+template <size_t kVectors, bool kCopies>
 struct Multiplies {
 #if defined(__AVX512F__)
   static constexpr Multiply of[] = {
-      nullptr,                multiply<1, kVectors>,  multiply<2, kVectors>,  multiply<3, kVectors>,
-      multiply<4, kVectors>,  multiply<5, kVectors>,  multiply<6, kVectors>,  multiply<7, kVectors>,
-      multiply<8, kVectors>,  multiply<9, kVectors>,  multiply<10, kVectors>, multiply<11, kVectors>,
-      multiply<12, kVectors>, multiply<13, kVectors>, multiply<14, kVectors>};
+      nullptr, multiply<1, kVectors, kCopies>, multiply<2, kVectors, kCopies>, multiply<3, kVectors, kCopies>,
+      multiply<4, kVectors, kCopies>, multiply<5, kVectors, kCopies>, multiply<6, kVectors, kCopies>,
+      multiply<7, kVectors, kCopies>, multiply<8, kVectors, kCopies>, multiply<9, kVectors, kCopies>,
+      multiply<10, kVectors, kCopies>, multiply<11, kVectors, kCopies>, multiply<12, kVectors, kCopies>,
+      multiply<13, kVectors, kCopies>, multiply<14, kVectors, kCopies>};
 #elif defined(__AVX2__) || defined(__SSE2__)
-  static constexpr Multiply of[] = {nullptr,               multiply<1, kVectors>, multiply<2, kVectors>,
-                                    multiply<3, kVectors>, multiply<4, kVectors>, multiply<5, kVectors>,
-                                    multiply<6, kVectors>};
+  static constexpr Multiply of[] = {
+      nullptr, multiply<1, kVectors, kCopies>, multiply<2, kVectors, kCopies>, multiply<3, kVectors, kCopies>,
+      multiply<4, kVectors, kCopies>, multiply<5, kVectors, kCopies>, multiply<6, kVectors, kCopies>};
 #else
-  static constexpr Multiply of[] = {nullptr,               multiply<1, kVectors>, multiply<2, kVectors>,
-                                    multiply<3, kVectors>, multiply<4, kVectors>, multiply<5, kVectors>,
-                                    multiply<6, kVectors>, multiply<7, kVectors>, multiply<8, kVectors>};
+  static constexpr Multiply of[] = {
+      nullptr, multiply<1, kVectors, kCopies>, multiply<2, kVectors, kCopies>, multiply<3, kVectors, kCopies>,
+      multiply<4, kVectors, kCopies>, multiply<5, kVectors, kCopies>, multiply<6, kVectors, kCopies>,
+      multiply<7, kVectors, kCopies>, multiply<8, kVectors, kCopies>};
 #endif
 };
 
@@ -452,32 +494,59 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
   }
 }
 
-// The same for two phases of the columns, which take turns in rows of n values; sums of the second are `phase` further.
+// The same for two phases of the columns, which take turns in rows of n values: their sums are turned alternately.
+// Those of the second are `phase` further.
 void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, size_t second_columns, size_t outputs,
                 size_t n, bool accumulate, float* to, size_t to_plane, size_t to_row) {
+  const bool may_repeat = n >= kLanes && n % 2 == 0 && !accumulate;
   for (size_t r = 0; r < rows; ++r) {
     for (size_t o = 0; o < outputs; o += kLanes) {
       const size_t height = smaller(kLanes, outputs - o);
-      for (size_t q = 0; q < columns; q += kLanes) {
-        const float* first = sums + (r * columns + q) * kTileColumns + o;
-        const float* second = sums + phase + (r * second_columns + q) * kTileColumns + o;
-        F v[kLanes], w[kLanes];
-#pragma GCC unroll 16
-        for (size_t i = 0; i < kLanes; ++i) v[i] = load(first + i * kTileColumns);
-        transpose(v);
-#pragma GCC unroll 16
-        for (size_t i = 0; i < kLanes; ++i) w[i] = load(second + i * kTileColumns);
-        transpose(w);
-        float* row = to + o * to_plane + r * to_row + 2 * q;
-        for (size_t i = 0; i < height; ++i, row += to_plane) {
-          F a, b;
-          join_pairs(v[i], w[i], &a, &b);
-          put(row, a, n - 2 * q, accumulate);
-          if (2 * q + kLanes < n) put(row + kLanes, b, n - 2 * q - kLanes, accumulate);
+      for (size_t u = 0; u < n; u += kLanes) {
+        if (u + kLanes > n && may_repeat) u = n - kLanes;  // the last ones again
+        const float* first = sums + (r * columns + u / 2) * kTileColumns + o;
+        const float* second = sums + phase + (r * second_columns + u / 2) * kTileColumns + o;
+        F v[kLanes];
+#pragma GCC unroll 8
+        for (size_t i = 0; i < kLanes / 2; ++i) {
+          v[2 * i] = load(first + i * kTileColumns);
+          v[2 * i + 1] = load(second + i * kTileColumns);
         }
+        transpose(v);
+        float* row = to + o * to_plane + r * to_row + u;
+        for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], n - u, accumulate);
       }
     }
   }
+}
+
+// Memory that will be needed soon: `lines` cache lines of each of some planes.
+struct Ahead {
+  const float* start;
+  size_t plane;
+  size_t lines;
+  size_t planes = 0;
+  size_t taken = 0;  // lines of the first plane
+};
+
+// `values` of each of some planes; planes that touch become one.
+OBN_INLINE Ahead ahead_of(const float* start, size_t plane, size_t values, size_t planes) {
+  if (values < plane || planes == 0) return {start, plane, (values + kLine - 1) / kLine, planes};
+  return {start, plane, (planes * plane + kLine - 1) / kLine, 1};
+}
+
+// The first of the next lines; as many of them as there are in a row, at most `most`.
+OBN_INLINE size_t take_lines(Ahead* ahead, size_t most, const float** first) {
+  if (ahead->planes == 0) return 0;
+  const size_t n = smaller(most, ahead->lines - ahead->taken);
+  *first = ahead->start + ahead->taken * kLine;
+  ahead->taken += n;
+  if (ahead->taken == ahead->lines) {
+    ahead->taken = 0;
+    ahead->start += ahead->plane;
+    --ahead->planes;
+  }
+  return n;
 }
 
 // One piece of work.
@@ -507,6 +576,11 @@ OBN_INLINE Place place_of(const Correlation& call, size_t piece) {
   return p;
 }
 
+// The input of a piece: its first channel.
+OBN_INLINE const float* input_at(const Correlation& call, const Place& at) {
+  return call.in.data + at.sample * call.in.sample + at.group * call.in_channels * call.in.plane;
+}
+
 // What one panel and one phase of both axes are made of: the first `channels` of the frame, and their weights.
 struct Step {
   const Phase* phase;
@@ -516,12 +590,10 @@ struct Step {
   size_t channels;
   size_t rows, columns;  // positions
   bool accumulate;
-  const float* next;     // the next block's place in the first channel of the input, or NULL
-  size_t next_lines;     // cache lines of it that are not yet asked for
 };
 
 // Adds up m output channels in c: planes c_plane apart, rows of positions c_row apart.
-void multiply_panel(const Correlation& call, Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
+void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, size_t c_plane, size_t c_row) {
   const Block& b = call.block;
   const size_t runs = call.by_rows ? s.rows : 1;
   const size_t length = call.by_rows ? s.columns : (s.rows - 1) * b.pitch + s.columns;
@@ -539,18 +611,15 @@ void multiply_panel(const Correlation& call, Step& s, size_t m, float* c, size_t
         t.c = c + run * c_row + j;
         t.columns = smaller(kTileColumns, length - j);
         if (!call.by_rows) t.columns = round_up(t.columns, kLanes);
-        const bool fetches = s.next_lines > 0;  // one line of every channel per tile; else a line that is there
-        if (fetches) --s.next_lines;
-        t.next = fetches ? s.next + done * call.in.plane + s.next_lines * kLine : t.a;
-        t.next_step = fetches ? call.in.plane : 0;
-        (t.columns > kLanes ? Multiplies<2>::of : Multiplies<1>::of)[m](t);
+        (t.columns > kLanes ? Multiplies<2, false>::of : Multiplies<1, false>::of)[m](t);
       }
     }
   }
 }
 
-// The same with output channels across, into sums (rows · columns, kTileColumns).
-void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) {
+// The same with output channels across, into sums (rows · columns, kTileColumns). Meanwhile the places of the output and
+// the next block of the input are fetched.
+void multiply_turned_panel(const Correlation& call, const Step& s, Ahead* out, Ahead* in, float* sums) {
   const Block& b = call.block;
   const size_t tiles = row_panels(s.columns);
   TurnedProduct t;
@@ -565,13 +634,25 @@ void multiply_turned_panel(const Correlation& call, const Step& s, float* sums) 
         const Panel pixels = panel_of(s.columns, tile);
         t.a = s.frame + done * b.channel + r * b.pitch + pixels.first;
         t.c = sums + (r * s.columns + pixels.first) * kTileColumns;
+        t.next = t.a;
+        t.lines = take_lines(out, t.k, &t.next);
+        if (t.lines == 0) t.lines = take_lines(in, t.k, &t.next);
         multiplies_turned[pixels.rows](t);
       }
     }
   }
 }
 
-void correlate_block(const Correlation& call, const Place& at, float* scratch) {
+// Some columns of k rows as a panel, filled up with zeros.
+OBN_INLINE void copy_tile(const float* from, size_t step, size_t k, size_t columns, float* to) {
+  const size_t second = columns > kLanes ? columns - kLanes : 0;
+  for (size_t p = 0; p < k; ++p, from += step, to += kTileColumns) {
+    store(to, load_between(from, 0, smaller(columns, kLanes)));
+    store(to + kLanes, load_between(from + kLanes, 0, second));
+  }
+}
+
+void correlate_block(const Correlation& call, const Place& at, const Place& next, float* scratch) {
   const Block& b = call.block;
   const size_t x_phases = static_cast<size_t>(call.x.phases), y_phases = static_cast<size_t>(call.y.phases);
   const size_t height = call.outputs_in_lanes ? kTileColumns : kTileRows;  // room for output channels of a panel
@@ -584,17 +665,22 @@ void correlate_block(const Correlation& call, const Place& at, float* scratch) {
   float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane;
   const size_t first_column = at.column * x_phases;
   const size_t n = smaller(b.columns * x_phases, static_cast<size_t>(call.x.out) - first_column);
+  Ahead ahead_in, ahead_out;
+  if (call.outputs_in_lanes && at_once && next.sample < call.batch) {
+    const size_t step = static_cast<size_t>(call.y.step), height = static_cast<size_t>(call.y.in);
+    const size_t first = smaller(next.row * step, height), last = smaller((next.row + b.rows) * step, height);
+    ahead_in = ahead_of(input_at(call, next) + first * call.in.row, call.in.plane, (last - first) * call.in.row,
+                        call.in_channels);
+  }
   const bool turns_into_place = call.outputs_in_lanes && x_phases == 1 && !call.accumulate;
   const bool turns_pairs = call.outputs_in_lanes && x_phases == 2;
   for (size_t py = 0; py < y_phases; ++py) {
     if (call.y.count(py) <= at.row) continue;
     Step s;
     s.frame = frame;
-    s.next = call.fetches_next && at.blocks > 1 ? in + at.column + b.columns : nullptr;
     s.rows = smaller(b.rows, call.y.count(py) - at.row);
     for (size_t c = 0; c < call.in_channels; c += b.channels) {
       s.channels = smaller(b.channels, call.in_channels - c);
-      s.next_lines = s.next && at_once ? b.columns / kLine : 0;
       if (py == 0 || !at_once)
         copy_frame(call.x, call.y, b, in + c * call.in.plane, call.in.plane, call.in.row, s.channels, at.row,
                    at.column, frame);
@@ -608,6 +694,8 @@ void correlate_block(const Correlation& call, const Place& at, float* scratch) {
         if (call.outputs_in_lanes) {
           for (size_t i = 0; s.bias && i < m.rows; ++i) lane_bias[i] = s.bias[i];
           s.bias = lane_bias;
+          const bool is_last = c + s.channels == call.in_channels;
+          ahead_out = ahead_of(to, call.out.plane, s.rows * to_row, is_last ? m.rows : 0);
         }
         for (size_t px = 0; px < x_phases; ++px) {
           if (call.x.count(px) <= at.column) continue;
@@ -617,7 +705,7 @@ void correlate_block(const Correlation& call, const Place& at, float* scratch) {
           s.columns = smaller(b.columns, call.x.count(px) - at.column);
           s.accumulate = c > 0 || (call.in_place && call.accumulate);
           if (call.outputs_in_lanes) {
-            multiply_turned_panel(call, s, own + px * height * run);
+            multiply_turned_panel(call, s, &ahead_out, &ahead_in, own + px * height * run);
           } else if (call.in_place) {
             multiply_panel(call, s, m.rows, to, call.out.plane, to_row);
           } else {
@@ -650,9 +738,70 @@ void correlate_block(const Correlation& call, const Place& at, float* scratch) {
   }
 }
 
+// A kernel of one tap on an image that is one row. A strip of columns is copied to panels (tile, k, kTileColumns) by the
+// first products that read it; the others find their operands one behind the other. Meanwhile the next strip of the
+// input is fetched, one cache line of every channel per tile.
+void correlate_strip(const Correlation& call, const Place& at, const Place& next, float* strip) {
+  const Block& b = call.block;
+  const float* in = input_at(call, at) + at.column;
+  const float* next_in = next.sample < call.batch ? input_at(call, next) + next.column : nullptr;
+  float* out = call.out.data + at.sample * call.out.sample + at.group * call.out_channels * call.out.plane + at.column;
+  const size_t columns = smaller(b.columns, static_cast<size_t>(call.x.out) - at.column);
+  const Phase& phase = call.phases[0];
+  size_t lines = next_in ? (b.columns + kLine - 1) / kLine : 0;  // not yet asked for
+  for (size_t panel = at.first_panel; panel < at.last_panel; ++panel) {
+    const Panel m = panel_of(call, panel);
+    const bool is_first = panel == at.first_panel;
+    Product t;
+    t.offsets = phase.offsets;
+    t.c_row = call.out.plane;
+    t.b_step = call.in.plane;
+    t.bias = call.bias ? call.bias + at.group * call.out_channels + m.first : nullptr;
+    for (size_t done = 0; done < call.in_channels; done += phase.channels) {
+      t.a = call.packed + at.group * call.packed_group + m.first * call.in_channels + done * m.rows;
+      t.k = smaller(phase.channels, call.in_channels - done);
+      t.accumulate = call.accumulate || done > 0;
+      for (size_t j = 0; j < columns; j += kTileColumns) {
+        float* packed = strip + j * call.in_channels + done * kTileColumns;
+        t.c = out + m.first * call.out.plane + j;
+        t.columns = smaller(kTileColumns, columns - j);
+        t.next = nullptr;
+        t.next_step = 0;
+        if (lines > 0 && !is_first) {
+          t.next = next_in + done * call.in.plane + --lines * kLine;
+          t.next_step = call.in.plane;
+        }
+        if (is_first && t.columns == kTileColumns) {
+          t.b = in + done * call.in.plane + j;
+          t.copy = packed;
+          Multiplies<2, true>::of[m.rows](t);
+          continue;
+        }
+        if (is_first) copy_tile(in + done * call.in.plane + j, call.in.plane, t.k, t.columns, packed);
+        t.b = packed;
+        (t.columns > kLanes ? Multiplies<2, false>::of : Multiplies<1, false>::of)[m.rows](t);
+      }
+    }
+    for (size_t i = 0; call.activation && i < m.rows; ++i)
+      call.activation->forward(out + (m.first + i) * call.out.plane, columns);
+  }
+}
+
 void correlate(const Correlation& call, size_t piece, float* scratch) {
   Place at = place_of(call, piece);
-  for (; at.blocks > 0; --at.blocks, at.column += call.block.columns) correlate_block(call, at, scratch);
+  const Place next_piece = place_of(call, piece + 1);
+  for (; at.blocks > 0; --at.blocks, at.column += call.block.columns) {
+    Place next = next_piece;
+    if (at.blocks > 1) {
+      next = at;
+      next.column += call.block.columns;
+    }
+    if (call.in_strips) {
+      correlate_strip(call, at, next, scratch);
+    } else {
+      correlate_block(call, at, next, scratch);
+    }
+  }
 }
 
 // ---- weight gradient ----

@@ -290,6 +290,34 @@ TEST(direct_many_channels) {
   check(wide, random);
 }
 
+// One tap on long rows: strips of columns, whose last tile is full, half full or has a few columns.
+TEST(direct_strips) {
+  Random random{9};
+  for (int64_t width : {640, 641, 655, 656, 657, 1003}) {
+    Case test = {{2, 7, 30, 1, axis(width, 1, 1, 0, 0), axis(1, 1, 1, 0, 0)}};
+    check(test, random);
+    test.problem.groups = 2;
+    test.problem.in_channels = 6;
+    test.has_bias = true;
+    test.gap = 5;
+    check(test, random);
+    test.has_bias = false;
+    test.accumulate = true;
+    check(test, random);
+  }
+  check(square(1, 300, 31, 25, 1, 1, 0), random);  // k in parts
+  check(square(1, 31, 300, 25, 1, 1, 0), random);
+  check(square(3, 20, 9, 24, 1, 1, 0), random);
+  BNNSActivation description = {};
+  description.function = BNNSActivationFunctionRectifiedLinear;
+  activation::Fused relu;
+  CHECK(activation::Fused::read(description, "activation", &relu) == 0, "relu refused");
+  Case test = square(2, 20, 33, 27, 1, 1, 0);
+  test.has_bias = true;
+  test.activation = &relu;
+  check(test, random);
+}
+
 TEST(direct_activation_follows_bias) {
   Random random{5};
   BNNSActivation description = {};
