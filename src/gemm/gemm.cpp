@@ -36,7 +36,8 @@ namespace {
 // Multiply-adds below which a product stays on one thread: waking another costs as much as computing these.
 constexpr size_t kAlone = size_t{1} << 18;
 constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
-constexpr size_t kFewestRows = 64;              // of a ticket that packs b for itself
+constexpr size_t kMostPerThread = 8;            // tickets; the more, the less the others wait for the last one
+constexpr size_t kFewestRows = 128;             // of a ticket that packs or copies b for itself
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
@@ -129,7 +130,7 @@ struct Cut {
 size_t tickets_wanted(const Product& p, size_t threads) {
   const size_t work = p.m * p.n * p.k;
   if (threads == 1 || work < kAlone) return 1;
-  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), 4 * threads);
+  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), kMostPerThread * threads);
 }
 
 Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {

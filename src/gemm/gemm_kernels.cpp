@@ -107,9 +107,9 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
   transpose(v);
 }
 
-// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache, so after the
-// first step every cache line is read by a single load, and where rows of the panel are whole vectors, one vector of
-// lines is done after the other.
+// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache: so every
+// cache line is read by a single load, and where rows of the panel are whole vectors, one vector of lines is done after
+// the other.
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
