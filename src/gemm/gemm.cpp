@@ -55,7 +55,7 @@ size_t second_level_cache() {
 
 // ---- ways ----
 
-enum class Way { row, dots, turned, plain, packed };
+enum class Way { few_rows, dots, turned, plain, packed };
 
 bool is_float32(const Product& p) { return p.a.type == BNNSDataTypeFloat32 && p.b.type == BNNSDataTypeFloat32; }
 
@@ -107,8 +107,8 @@ Way way_of(const Product& p, const Kernels& kernels) {
     return sums < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
-  if (p.m == 1) return Way::row;
-  const Way way = can_be_plain(p) ? Way::plain : Way::packed;
+  if (p.m == 1) return Way::few_rows;
+  const Way way = can_be_plain(p) ? Way::plain : p.m <= kFewRows ? Way::few_rows : Way::packed;
   const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.tile_columns);
   const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
@@ -219,9 +219,9 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
         kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
       });
       break;
-    case Way::row:
+    case Way::few_rows:
       parallel(tickets, threads, [&](size_t ticket) {
-        kernels.row(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
+        kernels.few_rows(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
       });
       break;
   }
