@@ -36,7 +36,8 @@ namespace {
 // Multiply-adds below which a product stays on one thread: waking another costs as much as computing these.
 constexpr size_t kAlone = size_t{1} << 18;
 constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
-constexpr size_t kFewestRows = 64;              // of a ticket that packs b for itself
+constexpr size_t kMostPerThread = 8;            // tickets; the more, the less the others wait for the last one
+constexpr size_t kFewestRows = 128;             // of a ticket that packs or copies b for itself
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
@@ -54,7 +55,7 @@ size_t second_level_cache() {
 
 // ---- ways ----
 
-enum class Way { row, dots, turned, plain, packed };
+enum class Way { few_rows, dots, turned, plain, packed };
 
 bool is_float32(const Product& p) { return p.a.type == BNNSDataTypeFloat32 && p.b.type == BNNSDataTypeFloat32; }
 
@@ -106,8 +107,8 @@ Way way_of(const Product& p, const Kernels& kernels) {
     return sums < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
-  if (p.m == 1) return Way::row;
-  const Way way = can_be_plain(p) ? Way::plain : Way::packed;
+  if (p.m == 1) return Way::few_rows;
+  const Way way = can_be_plain(p) ? Way::plain : p.m <= kFewRows ? Way::few_rows : Way::packed;
   const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.tile_columns);
   const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
@@ -129,7 +130,7 @@ struct Cut {
 size_t tickets_wanted(const Product& p, size_t threads) {
   const size_t work = p.m * p.n * p.k;
   if (threads == 1 || work < kAlone) return 1;
-  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), 4 * threads);
+  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), kMostPerThread * threads);
 }
 
 Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
@@ -218,9 +219,9 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
         kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
       });
       break;
-    case Way::row:
+    case Way::few_rows:
       parallel(tickets, threads, [&](size_t ticket) {
-        kernels.row(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
+        kernels.few_rows(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
       });
       break;
   }

@@ -107,9 +107,9 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
   transpose(v);
 }
 
-// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache, so after the
-// first step every cache line is read by a single load, and where rows of the panel are whole vectors, one vector of
-// lines is done after the other.
+// Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache: so every
+// cache line is read by a single load, and where rows of the panel are whole vectors, one vector of lines is done after
+// the other.
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
@@ -474,57 +474,83 @@ void turned(const Product& p, const Block& block, float* work) {
   dots(q, {block.row, block.rows, 0, block.columns});
 }
 
-// ---- one row ----
+// ---- few rows ----
 
-// sum (n) += a[0] · b(0) + … + a[kSteps - 1] · b(kSteps - 1), in this order; rows of b lie b_step apart.
-template <size_t kSteps>
-void add_rows(const float* a, const float* b, size_t b_step, size_t n, float* sum) {
-  F x[kSteps];
-  for (size_t q = 0; q < kSteps; ++q) x[q] = splat(a[q]);
-  size_t j = 0;
-  for (; j + kLanes <= n; j += kLanes) {
-    F s = load(sum + j);
-    for (size_t q = 0; q < kSteps; ++q) s += x[q] * load(b + q * b_step + j);
-    store(sum + j, s);
-  }
-  if (j < n) {
-    F s = load_first(sum + j, n - j);
-    for (size_t q = 0; q < kSteps; ++q) s += x[q] * load_first(b + q * b_step + j, n - j);
-    store_first(sum + j, s, n - j);
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr size_t kRowRegisters = 18;  // of 32 hold values of a
+#else
+constexpr size_t kRowRegisters = 8;  // of 16
+#endif
+
+// sum (kRows, n) += a (kRows, kSteps) · b (kSteps, n), in the order of k; rows of sum lie kRowStrip apart.
+template <size_t kRows, size_t kSteps>
+void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n, float* sum) {
+  F x[kRows][kSteps];
+  for (size_t i = 0; i < kRows; ++i)
+    for (size_t q = 0; q < kSteps; ++q) x[i][q] = splat(a[i][q]);
+  for (size_t j = 0; j < n; j += kLanes) {
+    F s[kRows];
+    for (size_t i = 0; i < kRows; ++i) s[i] = load(sum + i * kRowStrip + j);  // its rows are whole vectors
+    for (size_t q = 0; q < kSteps; ++q) {
+      const F w = up_to<Float32>(b + q * b_step + j, n - j);
+      for (size_t i = 0; i < kRows; ++i) s[i] += x[i][q] * w;
+    }
+    for (size_t i = 0; i < kRows; ++i) store(sum + i * kRowStrip + j, s[i]);
   }
 }
 
-void row(const Product& p, const Block& block, float* work) {
-  constexpr size_t kSteps = 8;
+// The sums of kRows rows from `row` on and of columns [from, from + n), from 0 on.
+template <size_t kRows>
+void sum_rows(const Product& p, size_t row, size_t from, size_t n, float* sum) {
+  constexpr size_t kSteps = (kRows <= 2 ? 8 : kRowRegisters) / kRows;  // more rows of b at once are slower to stream
+  for (size_t i = 0; i < kRows; ++i)
+    for (size_t j = 0; j < kRowStrip; ++j) sum[i * kRowStrip + j] = 0.0f;
+  const float* a = floats(p.a, row, 0);
+  size_t q = 0;
+  for (; q + kSteps <= p.k; q += kSteps) {
+    float x[kRows][kSteps];
+    for (size_t i = 0; i < kRows; ++i)
+      for (size_t s = 0; s < kSteps; ++s) x[i][s] = a[i * p.a.row + (q + s) * p.a.column];
+    add_rows<kRows, kSteps>(x, floats(p.b, q, from), p.b.row, n, sum);
+  }
+  for (; q < p.k; ++q) {
+    float x[kRows][1];
+    for (size_t i = 0; i < kRows; ++i) x[i][0] = a[i * p.a.row + q * p.a.column];
+    add_rows<kRows, 1>(x, floats(p.b, q, from), p.b.row, n, sum);
+  }
+}
+
+void sum_rows(const Product& p, size_t row, size_t rows, size_t from, size_t n, float* sum) {
+  if (rows == 4) return sum_rows<4>(p, row, from, n, sum);
+  if (rows == 3) return sum_rows<3>(p, row, from, n, sum);
+  if (rows == 2) return sum_rows<2>(p, row, from, n, sum);
+  sum_rows<1>(p, row, from, n, sum);
+}
+
+void few_rows(const Product& p, const Block& block, float* work) {
   const size_t end = block.column + block.columns;
-  const float* a = floats(p.a, block.row, 0);
   for (size_t from = block.column; from < end; from += kRowStrip) {
     const size_t n = least(kRowStrip, end - from);
-    const float* b = floats(p.b, 0, from);
-    for (size_t j = 0; j < n; ++j) work[j] = 0.0f;
-    size_t q = 0;
-    for (; q + kSteps <= p.k; q += kSteps) {
-      float x[kSteps];
-      for (size_t s = 0; s < kSteps; ++s) x[s] = a[(q + s) * p.a.column];
-      add_rows<kSteps>(x, b + q * p.b.row, p.b.row, n, work);
-    }
-    for (; q < p.k; ++q) add_rows<1>(a + q * p.a.column, b + q * p.b.row, p.b.row, n, work);
-    float* c = p.c + block.row * p.c_row + from;
-    const float bias = p.row_bias ? p.row_bias[block.row] : 0.0f;
-    for (size_t j = 0; j < n; ++j) {
-      float v = work[j] * p.alpha;
-      if (p.row_bias) v += bias;
-      if (p.column_bias) v += p.column_bias[from + j];
-      c[j] = p.accumulate ? v + c[j] : v;
+    sum_rows(p, block.row, block.rows, from, n, work);
+    for (size_t i = 0; i < block.rows; ++i) {
+      const float* sum = work + i * kRowStrip;
+      float* c = p.c + (block.row + i) * p.c_row + from;
+      const float bias = p.row_bias ? p.row_bias[block.row + i] : 0.0f;
+      for (size_t j = 0; j < n; ++j) {
+        float v = sum[j] * p.alpha;
+        if (p.row_bias) v += bias;
+        if (p.column_bias) v += p.column_bias[from + j];
+        c[j] = p.accumulate ? v + c[j] : v;
+      }
     }
   }
-  activate(p, block.row, 1, block.column, block.columns);
+  activate(p, block.row, block.rows, block.column, block.columns);
 }
 
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, pack_b, packed, plain, dots, turned, row};
+const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, pack_b, packed, plain, dots, turned, few_rows};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

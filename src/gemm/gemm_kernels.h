@@ -40,7 +40,8 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
 }
 
 inline constexpr size_t kPackSlack = 64;     // floats behind packed rows of a that are scribbled on
-inline constexpr size_t kRowStrip = 2048;    // columns that row() does at a time
+inline constexpr size_t kFewRows = 4;        // that few_rows() can do
+inline constexpr size_t kRowStrip = 1024;    // columns that it does at a time
 
 // One target's loops. Each computes a block of c to the end, bias and activation included; a softmax needs a block of
 // whole rows.
@@ -51,7 +52,7 @@ struct Kernels {
   // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32.
   void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to);
 
-  // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros where there are none.
+  // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros at the end.
   void (*pack_b)(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to);
 
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
@@ -65,8 +66,8 @@ struct Kernels {
   void (*dots)(const Product& product, const Block& block);
   // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
   void (*turned)(const Product& product, const Block& block, float* work);
-  // One row of c, b read once, row by row: float32, b.column == 1. work: (kRowStrip)
-  void (*row)(const Product& product, const Block& block, float* work);
+  // At most kFewRows rows of c, b read once, row by row: float32, b.column == 1. work: (rows · kRowStrip)
+  void (*few_rows)(const Product& product, const Block& block, float* work);
 };
 
 extern const Targets<Kernels> targets;

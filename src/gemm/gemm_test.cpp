@@ -192,10 +192,12 @@ void check_all(const Setting& s, float tolerance = 0.0f) {
         check("turned", [&](const Product& q) {
           by_quarters(q, [&](const Block& block) { kernels.turned(q, block, work); });
         });
-      if (p.m == 1)
-        check("row", [&](const Product& q) {
-          by_quarters(q, [&](const Block& block) { kernels.row(q, block, work); });
+      if (p.m <= kFewRows) {
+        check("few rows", [&](const Product& q) {
+          by_quarters(q, [&](const Block& block) { kernels.few_rows(q, block, work); });
         });
+        check("all few rows", [&](const Product& q) { kernels.few_rows(q, {0, q.m, 0, q.n}, work); });
+      }
     }
     if (p.a.column == 1 && p.b.row == 1)
       check("dots", [&](const Product& q) { by_quarters(q, [&](const Block& block) { kernels.dots(q, block); }); });
