@@ -480,12 +480,11 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
         for (size_t i = 0; i < kLanes; ++i) v[i] = load(from + i * kTileColumns);
         transpose(v);
         float* row = to + o * to_plane + r * to_row + q;
-        for (size_t i = 0; i < height; ++i) {
-          if (width == kLanes) {
-            store(row + i * to_plane, v[i]);
-          } else {
-            store_first(row + i * to_plane, v[i], width);
-          }
+        if (height == kLanes && width == kLanes) {
+#pragma GCC unroll 16
+          for (size_t i = 0; i < kLanes; ++i) store(row + i * to_plane, v[i]);
+        } else {
+          for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], width, false);
         }
       }
     }
@@ -512,7 +511,12 @@ void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, si
         }
         transpose(v);
         float* row = to + o * to_plane + r * to_row + u;
-        for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], n - u, accumulate);
+        if (height == kLanes && n - u >= kLanes && !accumulate) {
+#pragma GCC unroll 16
+          for (size_t i = 0; i < kLanes; ++i) store(row + i * to_plane, v[i]);
+        } else {
+          for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], n - u, accumulate);
+        }
       }
     }
   }
@@ -615,8 +619,8 @@ void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, 
   }
 }
 
-// The same with output channels across, into sums (rows · columns, kTileColumns). Meanwhile the places of the output and
-// the next block of the input are fetched.
+// The same with output channels across, into sums (rows · columns, kTileColumns). Meanwhile the places of the output
+// and the next block of the input are fetched.
 void multiply_turned_panel(const Correlation& call, const Step& s, Ahead* out, Ahead* in, float* sums) {
   const Block& b = call.block;
   const size_t tiles = row_panels(s.columns);
@@ -736,8 +740,8 @@ void correlate_block(const Correlation& call, const Place& at, const Place& next
   }
 }
 
-// A kernel of one tap on an image that is one row. A strip of columns is copied to panels (tile, k, kTileColumns) by the
-// first products that read it; the others find their operands one behind the other. Meanwhile the next strip of the
+// A kernel of one tap on an image that is one row. A strip of columns is copied to panels (tile, k, kTileColumns) by
+// the first products that read it; the others find their operands one behind the other. Meanwhile the next strip of the
 // input is fetched, one cache line of every channel per tile.
 void correlate_strip(const Correlation& call, const Place& at, const Place& next, float* strip) {
   const Block& b = call.block;
