@@ -42,6 +42,7 @@ constexpr size_t kDepth = 256;                          // values of k done in a
                                                         // weights stay in the first cache
 constexpr size_t kTurnedDepth = 1024;                   // with outputs in lanes, where weights are streamed
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
+constexpr size_t kCopies = 8;                           // pieces that are enough where each more copies a frame again
 constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
 constexpr size_t kMaxPhases = 4096;
 constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
@@ -257,7 +258,7 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   c->blocks_at_once = c->in_strips ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
   const size_t pieces = column_pieces(*c) * c->batch * c->groups * b.row_blocks;
   const size_t multiplications = blocks * b.rows * b.columns * c->w_group;
-  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kPieces, pieces));
+  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kCopies, pieces));
   if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
 }

@@ -355,8 +355,8 @@ struct TurnedProduct {
   float* c;
   const float* bias;
   bool accumulate;
-  const float* next;  // meanwhile `lines` cache lines from here on are fetched, one for every p
-  size_t lines;
+  const float* next[2];  // meanwhile lines[i] cache lines from next[i] on are fetched, one for every p
+  size_t lines[2];
 };
 
 template <size_t kRows>
@@ -370,10 +370,11 @@ template <size_t kRows>
     right[i] = load(start + i * step + kLanes);
   }
   const float* b = t.b;
-  const float* next = t.next;
   const size_t k = t.k;
-  size_t p = 0, next_step = kLine;
-  for (size_t end = smaller(t.lines, k);; end = k) {
+  size_t p = 0;
+  for (size_t stage = 0; p < k; ++stage) {
+    const float* next = stage < 2 ? t.next[stage] : b;  // a line that is there costs nothing
+    const size_t next_step = stage < 2 ? kLine : 0, end = stage < 2 ? smaller(p + t.lines[stage], k) : k;
     for (; p < end; ++p, b += kTileColumns, next += next_step) {
       const float* a = t.a + t.offsets[p];
       __builtin_prefetch(next, 0, 2);
@@ -385,9 +386,6 @@ template <size_t kRows>
         right[i] += v * b1;
       }
     }
-    if (p == k) break;
-    next = t.a;  // a line that is there costs nothing
-    next_step = 0;
   }
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
@@ -482,12 +480,11 @@ void turn_sums(const float* sums, size_t rows, size_t columns, size_t outputs, f
         for (size_t i = 0; i < kLanes; ++i) v[i] = load(from + i * kTileColumns);
         transpose(v);
         float* row = to + o * to_plane + r * to_row + q;
-        for (size_t i = 0; i < height; ++i) {
-          if (width == kLanes) {
-            store(row + i * to_plane, v[i]);
-          } else {
-            store_first(row + i * to_plane, v[i], width);
-          }
+        if (height == kLanes && width == kLanes) {
+#pragma GCC unroll 16
+          for (size_t i = 0; i < kLanes; ++i) store(row + i * to_plane, v[i]);
+        } else {
+          for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], width, false);
         }
       }
     }
@@ -514,7 +511,12 @@ void turn_pairs(const float* sums, size_t phase, size_t rows, size_t columns, si
         }
         transpose(v);
         float* row = to + o * to_plane + r * to_row + u;
-        for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], n - u, accumulate);
+        if (height == kLanes && n - u >= kLanes && !accumulate) {
+#pragma GCC unroll 16
+          for (size_t i = 0; i < kLanes; ++i) store(row + i * to_plane, v[i]);
+        } else {
+          for (size_t i = 0; i < height; ++i) put(row + i * to_plane, v[i], n - u, accumulate);
+        }
       }
     }
   }
@@ -617,8 +619,8 @@ void multiply_panel(const Correlation& call, const Step& s, size_t m, float* c, 
   }
 }
 
-// The same with output channels across, into sums (rows · columns, kTileColumns). Meanwhile the places of the output and
-// the next block of the input are fetched.
+// The same with output channels across, into sums (rows · columns, kTileColumns). Meanwhile the places of the output
+// and the next block of the input are fetched.
 void multiply_turned_panel(const Correlation& call, const Step& s, Ahead* out, Ahead* in, float* sums) {
   const Block& b = call.block;
   const size_t tiles = row_panels(s.columns);
@@ -634,9 +636,9 @@ void multiply_turned_panel(const Correlation& call, const Step& s, Ahead* out, A
         const Panel pixels = panel_of(s.columns, tile);
         t.a = s.frame + done * b.channel + r * b.pitch + pixels.first;
         t.c = sums + (r * s.columns + pixels.first) * kTileColumns;
-        t.next = t.a;
-        t.lines = take_lines(out, t.k, &t.next);
-        if (t.lines == 0) t.lines = take_lines(in, t.k, &t.next);
+        t.next[0] = t.next[1] = t.a;
+        t.lines[0] = take_lines(out, t.k, &t.next[0]);
+        t.lines[1] = take_lines(in, t.k - t.lines[0], &t.next[1]);
         multiplies_turned[pixels.rows](t);
       }
     }
@@ -738,8 +740,8 @@ void correlate_block(const Correlation& call, const Place& at, const Place& next
   }
 }
 
-// A kernel of one tap on an image that is one row. A strip of columns is copied to panels (tile, k, kTileColumns) by the
-// first products that read it; the others find their operands one behind the other. Meanwhile the next strip of the
+// A kernel of one tap on an image that is one row. A strip of columns is copied to panels (tile, k, kTileColumns) by
+// the first products that read it; the others find their operands one behind the other. Meanwhile the next strip of the
 // input is fetched, one cache line of every channel per tile.
 void correlate_strip(const Correlation& call, const Place& at, const Place& next, float* strip) {
   const Block& b = call.block;
@@ -837,6 +839,7 @@ struct PixelSum {
   float* c;
   size_t rows, columns;  // of pixels
   bool accumulate;       // else c = …
+  Ahead* ahead;          // fetched meanwhile
 };
 
 template <size_t kRows>
@@ -845,16 +848,26 @@ template <size_t kRows>
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) left[i] = right[i] = F{};
   const float* b = t.b;
+  const size_t* offsets = t.offsets;
+  const size_t columns = t.columns;
   for (size_t r = 0; r < t.rows; ++r) {
     const float* a = t.a + r * t.a_pitch;
-    for (size_t q = 0; q < t.columns; ++q, ++a, b += kTileColumns) {
-      const F b0 = load(b), b1 = load(b + kLanes);
+    const float* next = a;
+    size_t q = 0, next_step = kLine;
+    for (size_t end = take_lines(t.ahead, columns, &next);; end = columns) {
+      for (; q < end; ++q, ++a, b += kTileColumns, next += next_step) {
+        __builtin_prefetch(next, 0, 2);
+        const F b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 16
-      for (size_t i = 0; i < kRows; ++i) {
-        const F v = splat(a[t.offsets[i]]);
-        left[i] += v * b0;
-        right[i] += v * b1;
+        for (size_t i = 0; i < kRows; ++i) {
+          const F v = splat(a[offsets[i]]);
+          left[i] += v * b0;
+          right[i] += v * b1;
+        }
       }
+      if (q == columns) break;
+      next = a;  // a line that is there costs nothing
+      next_step = 0;
     }
   }
 #pragma GCC unroll 16
@@ -887,6 +900,15 @@ OBN_INLINE float* sums_at(const WeightSum& call, size_t part, size_t group, size
          ((part * call.groups + group) * call.panels + panel) * call.in_channels * call.used * kTileColumns;
 }
 
+// Where a block of dz begins in the first output channel of a panel.
+OBN_INLINE const float* gradient_at(const WeightSum& call, size_t block, size_t group, size_t panel) {
+  const Block& b = call.block;
+  const size_t blocks = b.row_blocks * b.column_blocks;
+  const size_t row = block % blocks / b.column_blocks * b.rows, column = block % b.column_blocks * b.columns;
+  return call.dz.data + block / blocks * call.dz.sample +
+         (group * call.out_channels + panel * kTileColumns) * call.dz.plane + row * call.dz.row + column;
+}
+
 void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const Block& b = call.block;
   const size_t channel_blocks = (call.in_channels + b.channels - 1) / b.channels;
@@ -913,7 +935,6 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
     const size_t rows = smaller(b.rows, call.y_taps.count() - row);
     const size_t columns = smaller(b.columns, call.x_taps.count() - column);
     const float* x = call.x.data + sample * call.x.sample + (group * call.in_channels + c0) * call.x.plane;
-    const float* dz = call.dz.data + sample * call.dz.sample + row * call.dz.row + column;
     if (call.is_flat) {
       x += column;
     } else {
@@ -921,15 +942,23 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       x = frame;
     }
     for (size_t panel = first_panel; panel < first_panel + panels; ++panel) {
-      const size_t o = panel * kTileColumns;
-      transpose_pixels(dz + (group * call.out_channels + o) * call.dz.plane, call.dz.plane, call.dz.row,
-                       call.out_channels - o, rows, columns, pixels);
+      const size_t outputs = call.out_channels - panel * kTileColumns;
+      transpose_pixels(gradient_at(call, block, group, panel), call.dz.plane, call.dz.row, outputs, rows, columns,
+                       pixels);
+      const bool is_last = panel + 1 == first_panel + panels;
+      const size_t next_block = is_last ? block + 1 : block, next_panel = is_last ? first_panel : panel + 1;
+      Ahead ahead;
+      if (next_block < last_block) {
+        const size_t planes = smaller(kTileColumns, call.out_channels - next_panel * kTileColumns);
+        ahead = ahead_of(gradient_at(call, next_block, group, next_panel), call.dz.plane,
+                         rows > 1 ? rows * call.dz.row : columns, planes);
+      }
       float* sums = sums_at(call, part, group, panel) + c0 * call.used * kTileColumns;
       const size_t tiles = row_panels(k);
       for (size_t tile = 0; tile < tiles; ++tile) {
         const Panel p = panel_of(k, tile);
-        sums_of_pixels[p.rows](
-            {x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows, columns, !is_first});
+        sums_of_pixels[p.rows]({x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows,
+                                columns, !is_first, &ahead});
       }
     }
   }
