@@ -68,6 +68,7 @@ struct Kernels {
                   bool accumulate);
   // g(r, c) = Σ_s u(s, r)·v(s, c) for the rows of the part.
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
+  size_t short_sum;  // up to this many rows, combine suits any number of samples
 };
 
 extern const Targets<Kernels> targets;

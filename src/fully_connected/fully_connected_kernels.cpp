@@ -18,8 +18,12 @@ constexpr size_t kRegisters = 32;
 #endif
 
 constexpr size_t kSamplesAtOnce = 4;
-constexpr size_t kDotRows = kRegisters == 32 ? 5 : 2;  // rows times samples are sums in registers
 constexpr size_t kLineFloats = 16;
+constexpr size_t kShortSum = kRegisters == 32 ? 12 : 0;  // rows of two vectors that registers can hold
+
+// Rows whose dot products with so many samples are sums in registers. One sample alone waits for the memory, which
+// gives most when read in many places at a time.
+constexpr size_t dot_rows_for(size_t samples) { return samples == 1 ? 8 : kRegisters == 32 ? 5 : 2; }
 
 // What is stored in a row of the matrix.
 struct Float32 {
@@ -46,12 +50,17 @@ struct BFloat16 {
   }
 };
 
+// How many floats lie before the next cache line.
+OBN_INLINE size_t floats_before_line(const float* p) {
+  return (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / sizeof(float);
+}
+
 // ---- out(s, r) = Σ_c m(r, c)·v(s, c) ----
 
 template <class Type, size_t kSamples, size_t kRows>
 OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t columns, const float* v, size_t v_row,
                          float* out, size_t out_row, bool accumulate) {
-  constexpr size_t kChains = kSamples == 1 ? 2 : 1;  // one sample alone has too few sums to hide the latency
+  constexpr size_t kChains = kSamples == 1 && kRows <= 4 ? 2 : 1;  // too few sums do not hide the latency
   F total[kChains][kRows][kSamples] = {};
   size_t c = 0;
   for (; c + kChains * kLanes <= columns; c += kChains * kLanes) {
@@ -96,18 +105,22 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
 template <class Type, size_t kSamples>
 [[gnu::noinline]] static void dot_rows(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
                                        const float* v, size_t v_row, float* out, size_t out_row, bool accumulate) {
+  constexpr size_t kMost = dot_rows_for(kSamples);
   const auto tile = [&]<size_t kRows>(size_t r) __attribute__((always_inline)) {
     dot_tile<Type, kSamples, kRows>(m + r * row, row, columns, v, v_row, out + r, out_row, accumulate);
   };
   for (size_t r = 0; r < rows;) {
-    // Even groups: 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
-    const size_t groups = (rows - r + kDotRows - 1) / kDotRows, at_once = (rows - r + groups - 1) / groups;
+    // Even groups: with up to 5 at a time, 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
+    const size_t groups = (rows - r + kMost - 1) / kMost, at_once = (rows - r + groups - 1) / groups;
     switch (at_once) {
       case 1: tile.template operator()<1>(r); break;
       case 2: tile.template operator()<2>(r); break;
-      case 3: tile.template operator()<kDotRows < 3 ? 1 : 3>(r); break;
-      case 4: tile.template operator()<kDotRows < 4 ? 1 : 4>(r); break;
-      default: tile.template operator()<kDotRows < 5 ? 1 : 5>(r); break;
+      case 3: tile.template operator()<kMost < 3 ? 1 : 3>(r); break;
+      case 4: tile.template operator()<kMost < 4 ? 1 : 4>(r); break;
+      case 5: tile.template operator()<kMost < 5 ? 1 : 5>(r); break;
+      case 6: tile.template operator()<kMost < 6 ? 1 : 6>(r); break;
+      case 7: tile.template operator()<kMost < 7 ? 1 : 7>(r); break;
+      default: tile.template operator()<kMost < 8 ? 1 : 8>(r); break;
     }
     r += at_once;
   }
@@ -118,9 +131,9 @@ void dot_typed(const Matrix& m, const Part& part, const Floats& v, size_t n, flo
                bool accumulate) {
   using Stored = typename Type::Stored;
   // Few rows at a time for all samples, so that the matrix comes from far only once.
-  constexpr size_t kBlock = 4 * kDotRows;
-  for (size_t done = 0; done < part.rows; done += kBlock) {
-    const size_t rows = part.rows - done < kBlock ? part.rows - done : kBlock;
+  const size_t block = n == 1 ? part.rows : 4 * dot_rows_for(n);
+  for (size_t done = 0; done < part.rows; done += block) {
+    const size_t rows = part.rows - done < block ? part.rows - done : block;
     const Stored* from = static_cast<const Stored*>(m.data) + (part.first + done) * m.row;
     float* to = out + part.first + done;
     for (size_t s = 0; s < n;) {
@@ -197,10 +210,74 @@ OBN_INLINE void combine_samples(const typename Type::Stored* m, size_t row, size
     combine_tile<Type, kSamples, 1>(m + r * row, row, columns, u + r, u_row, out, out_row, accumulate || r > 0);
 }
 
+// Few rows, many samples: the weights of a strip of columns stay in registers while the samples pass by.
+template <class Type, size_t kRows>
+[[gnu::noinline]] static void combine_short(const typename Type::Stored* m, size_t row, size_t columns, const float* u,
+                                            size_t u_row, size_t n, float* out, size_t out_row, bool accumulate) {
+  const auto few = [&](size_t c, size_t count) __attribute__((always_inline)) {
+    F weight[kRows];
+#pragma GCC unroll 16
+    for (size_t r = 0; r < kRows; ++r)
+      weight[r] = held(count < kLanes ? Type::get_first(m + r * row + c, count) : Type::get(m + r * row + c));
+    for (size_t s = 0; s < n; ++s) {
+      float* to = out + s * out_row + c;
+      F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) total += splat(u[s * u_row + r]) * weight[r];
+      if (count < kLanes) {
+        store_first(to, total, count);
+      } else {
+        store(to, total);
+      }
+    }
+  };
+  const size_t before = floats_before_line(out);
+  size_t c = 0;
+  for (const size_t end = before < columns ? before : columns; c < end;) {
+    const size_t count = end - c < kLanes ? end - c : kLanes;
+    few(c, count);
+    c += count;
+  }
+  for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
+    F weight[kRows][2];
+#pragma GCC unroll 16
+    for (size_t r = 0; r < kRows; ++r) {
+      weight[r][0] = held(Type::get(m + r * row + c));
+      weight[r][1] = held(Type::get(m + r * row + c + kLanes));
+    }
+    for (size_t s = 0; s < n; ++s) {
+      float* to = out + s * out_row + c;
+      F low = accumulate ? load(to) : F{}, high = accumulate ? load(to + kLanes) : F{};
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) {
+        const F factor = splat(u[s * u_row + r]);
+        low += factor * weight[r][0];
+        high += factor * weight[r][1];
+      }
+      store(to, low);
+      store(to + kLanes, high);
+    }
+  }
+  for (; c < columns; c += kLanes) few(c, columns - c < kLanes ? columns - c : kLanes);
+}
+
+// combine_short<Type, rows> for rows <= kRows.
+template <class Type, size_t kRows>
+OBN_INLINE void combine_few(size_t rows, const typename Type::Stored* m, size_t row, size_t columns, const float* u,
+                            size_t u_row, size_t n, float* out, size_t out_row, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return combine_short<Type, kRows>(m, row, columns, u, u_row, n, out, out_row, accumulate);
+    combine_few<Type, kRows - 1>(rows, m, row, columns, u, u_row, n, out, out_row, accumulate);
+  }
+}
+
 template <class Type>
 void combine_typed(const Matrix& m, const Part& part, const Floats& u, size_t n, float* out, size_t out_row,
                    bool accumulate) {
   using Stored = typename Type::Stored;
+  if (part.rows <= kShortSum && n >= kSamplesAtOnce)
+    return combine_few<Type, kShortSum>(part.rows, static_cast<const Stored*>(m.data) + part.first * m.row, m.row,
+                                        m.columns, u.data + part.first, u.row, n, out, out_row, accumulate);
   // As many columns at a time as keep the sums in the first-level cache.
   const size_t block = n >= 3 ? 1024 : n == 2 ? 2048 : 4096;
   for (size_t c = 0; c < m.columns; c += block) {
@@ -267,7 +344,7 @@ OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, c
 // The same past the caches, in whole cache lines; what lies before the first and after the last goes the usual way.
 OBN_INLINE void outer_row_streamed(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
                                    size_t columns, float* g) {
-  size_t before = (64 - reinterpret_cast<uintptr_t>(g) % 64) % 64 / sizeof(float);
+  size_t before = floats_before_line(g);
   if (before > columns) before = columns;
   outer_row(u, u_at, v, v_at, n, before, g, false);
   size_t c = before;
@@ -344,6 +421,6 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {dot, combine, outer};
+const Kernels kernels = {dot, combine, outer, kShortSum};
 
 }  // namespace obn::OBN_TARGET::fully_connected

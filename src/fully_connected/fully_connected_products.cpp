@@ -39,6 +39,8 @@ constexpr size_t kPieceValues = size_t{1} << 16;    // values of one piece that 
 constexpr size_t kStreamBytes = size_t{16} << 20;   // gradients above this are written past the caches
 constexpr size_t kFewRows = 16;                     // up to this many results per sample are dot products even
 constexpr size_t kLongRow = 256;                    // in large batches, if they are at least this long
+constexpr size_t kWideBand = 1024;                  // columns of a piece of long sums, at least
+constexpr size_t kBandUnit = 64;                    // columns: whole strips of the kernels, whole cache lines
 constexpr size_t kBlock = 512;                      // values converted in the first-level cache at a time
 
 bool is_float_type(BNNSDataType type) {
@@ -121,10 +123,10 @@ float* Room::floats(size_t rows, size_t columns) {
 
 // ---- to = from · matrix ----
 
-// Few samples, or few results of long sums.
+// Few samples, or few results of long sums, or many results of short ones.
 bool Multiply::uses_kernels() const {
-  const bool is_tall = sums_along_rows && rows <= kFewRows && m.columns >= kLongRow;
-  return n <= choice.few_samples || (choice.few_samples > 0 && is_tall);
+  const bool is_flat = m.columns >= kLongRow && rows <= (sums_along_rows ? kFewRows : choice.kernels->short_sum);
+  return n <= choice.few_samples || (choice.few_samples > 0 && is_flat);
 }
 
 // How many parts the rows are cut into whose sums are added up afterwards.
@@ -223,7 +225,13 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
   const bool adds = accumulate && !to_;
   const size_t columns = matrix.columns;
   if (!partial_) {
-    choice.kernels->combine(matrix, {0, rows}, u, n, out, out_row, adds);
+    // Each column is a sum of its own: pieces are bands of columns. Narrow bands of many rows would be slow to read.
+    const size_t narrowest = rows <= choice.kernels->short_sum ? kLongRow : kWideBand;
+    const size_t band = round_up(std::max(kPieceWork / (rows * n), narrowest), kBandUnit);
+    by_pieces(columns, band, threads, [&](size_t first, size_t count) {
+      const auto* data = static_cast<const std::byte*>(matrix.data) + first * bytes_of(matrix.type);
+      choice.kernels->combine({data, matrix.row, count, matrix.type}, {0, rows}, u, n, out + first, out_row, adds);
+    });
   } else {
     const size_t all = parts();
     parallel(all, threads_for(threads), [&](size_t i) {

@@ -60,6 +60,6 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 
 }  // namespace
 
-const Kernels reference = {dot, combine, outer};
+const Kernels reference = {dot, combine, outer, 0};
 
 }  // namespace obn::fully_connected

@@ -332,6 +332,26 @@ TEST(fully_connected_large_layers_agree_with_float64) {
   }
 }
 
+// Sums so short that their weights stay in registers, and one step longer; with few samples and with many.
+TEST(fully_connected_short_sums_agree_with_float64) {
+  for (size_t o = 1; o <= 13; ++o) {
+    for (size_t n : {4, 19}) {
+      Setup s;
+      s.n = n;
+      s.i = 290 + 7 * o;
+      s.o = o;
+      s.w_type = o % 3 == 0 ? BNNSDataTypeFloat16 : BNNSDataTypeFloat32;
+      s.shift = o % 4;
+      s.gap = o % 2;
+      s.accumulate = o % 2 == 0;
+      check_everywhere(s, o);
+      std::swap(s.i, s.o);
+      s.layout = BNNSDataLayoutColumnMajorMatrix;
+      check_everywhere(s, 100 + o);
+    }
+  }
+}
+
 TEST(fully_connected_vectors_of_the_specification) {
   Random random{1};
   Setup s;
@@ -768,7 +788,7 @@ TEST(fully_connected_activations_follow_and_are_differentiated) {
 TEST(fully_connected_any_number_of_threads_gives_the_same_bits) {
   struct {
     size_t n, i, o;
-  } const shapes[] = {{1, 1030, 770}, {7, 600, 500}, {40, 300, 200}, {64, 900, 10}};
+  } const shapes[] = {{1, 1030, 770}, {7, 600, 500}, {40, 300, 200}, {64, 900, 10}, {8, 2500, 30}};
   for (const auto& shape : shapes) {
     for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
       std::vector<std::byte> first;
