@@ -232,11 +232,12 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
 
 size_t work_bytes(const Product& product) {
   constexpr size_t kNarrowestTile = 8, kWidestTile = 32;
+  constexpr size_t kLowestBlock = 32;  // rows: below half of what the smallest second-level cache holds
   const Product p = simplified(product);
   size_t values = 0;
   if (p.n > kNarrowestTile && can_share(p.m * p.k))  // narrower products are not cut across
-    values += p.m * p.k + divide_up(p.m, std::min(p.m, kFewestRows)) * 2 * kPackSlack;  // no cut has more blocks
-  if (p.m > kFewestRows && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
+    values += p.m * p.k + divide_up(p.m, kLowestBlock) * 2 * kPackSlack;
+  if (p.m > kLowestBlock && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
   return values * sizeof(float);
 }
 
