@@ -102,26 +102,24 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
   }
 }
 
+// dot_tile<Type, kSamples, rows> for rows <= kRows.
+template <class Type, size_t kSamples, size_t kRows>
+OBN_INLINE void dot_few(size_t rows, const typename Type::Stored* m, size_t row, size_t columns, const float* v,
+                        size_t v_row, float* out, size_t out_row, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return dot_tile<Type, kSamples, kRows>(m, row, columns, v, v_row, out, out_row, accumulate);
+    dot_few<Type, kSamples, kRows - 1>(rows, m, row, columns, v, v_row, out, out_row, accumulate);
+  }
+}
+
 template <class Type, size_t kSamples>
 [[gnu::noinline]] static void dot_rows(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
                                        const float* v, size_t v_row, float* out, size_t out_row, bool accumulate) {
   constexpr size_t kMost = dot_rows_for(kSamples);
-  const auto tile = [&]<size_t kRows>(size_t r) __attribute__((always_inline)) {
-    dot_tile<Type, kSamples, kRows>(m + r * row, row, columns, v, v_row, out + r, out_row, accumulate);
-  };
   for (size_t r = 0; r < rows;) {
     // Even groups: with up to 5 at a time, 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
     const size_t groups = (rows - r + kMost - 1) / kMost, at_once = (rows - r + groups - 1) / groups;
-    switch (at_once) {
-      case 1: tile.template operator()<1>(r); break;
-      case 2: tile.template operator()<2>(r); break;
-      case 3: tile.template operator()<kMost < 3 ? 1 : 3>(r); break;
-      case 4: tile.template operator()<kMost < 4 ? 1 : 4>(r); break;
-      case 5: tile.template operator()<kMost < 5 ? 1 : 5>(r); break;
-      case 6: tile.template operator()<kMost < 6 ? 1 : 6>(r); break;
-      case 7: tile.template operator()<kMost < 7 ? 1 : 7>(r); break;
-      default: tile.template operator()<kMost < 8 ? 1 : 8>(r); break;
-    }
+    dot_few<Type, kSamples, kMost>(at_once, m + r * row, row, columns, v, v_row, out + r, out_row, accumulate);
     r += at_once;
   }
 }
