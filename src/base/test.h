@@ -1,6 +1,8 @@
 // The C++ tests: a function per case, registered by name, and one check that says where and what.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 
 namespace obn::test {
@@ -14,6 +16,20 @@ struct Case {
 };
 
 extern int failures;  // checks that failed so far
+
+// The same numbers on every machine. A family's tests derive their own, which knows the values they like.
+struct Random {
+  uint64_t state;
+
+  explicit Random(uint64_t seed) : state(seed) {}
+  uint64_t next() {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return state >> 33;
+  }
+  size_t below(size_t n) { return next() % n; }
+  size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
+  bool coin() { return next() & 1; }
+};
 
 }  // namespace obn::test
 

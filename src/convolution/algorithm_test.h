@@ -20,15 +20,8 @@
 
 namespace obn::convolution::test {
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
-  size_t below(size_t n) { return next() % n; }
-  size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   int64_t from(std::initializer_list<int64_t> choices) { return choices.begin()[below(choices.size())]; }
   float value() { return static_cast<float>(below(17)) * 0.25f - 2.0f; }
 };

@@ -23,15 +23,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // ---- numbers ----
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
-  size_t below(size_t n) { return next() % n; }
-  size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   bool one_in(size_t n) { return below(n) == 0; }
   // Multiples of 1/4 between -4 and 4: exact in every type.
   float value() { return static_cast<float>(below(33)) * 0.25f - 4.0f; }

@@ -16,13 +16,8 @@
 namespace obn::convolution::direct {
 namespace {
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   int64_t between(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(next() % static_cast<uint64_t>(high - low + 1));
   }

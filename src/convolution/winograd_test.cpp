@@ -17,14 +17,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGap = 777.0f;  // lies between the values; nobody may read it as one or touch it
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
-  size_t below(size_t n) { return next() % n; }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   double unit() { return (static_cast<double>(next()) + 0.5) * 0x1p-31; }
   float normal() {
     const double radius = std::sqrt(-2.0 * std::log(unit()));

@@ -22,14 +22,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kUntouched = -777.25f;
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
-  size_t below(size_t n) { return next() % n; }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   float quarter() { return static_cast<float>(below(33)) * 0.25f - 4.0f; }
   float real() {  // about normal
     float sum = -6.0f;

@@ -19,16 +19,8 @@ namespace {
 
 // ---- numbers and arrays ----
 
-struct Random {
-  uint64_t state;
-
-  uint64_t next() {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return state >> 33;
-  }
-  size_t below(size_t n) { return next() % n; }
-  size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
-  bool coin() { return next() & 1; }
+struct Random : ::obn::test::Random {
+  using ::obn::test::Random::Random;
   double value() { return static_cast<double>(below(1 << 20)) / (1 << 19) - 1.0; }
 };
 
