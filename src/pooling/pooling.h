@@ -151,16 +151,16 @@ struct Plan {
   size_t gradient_floats;          // such a row with the zeros on both sides
 };
 
-// One array of a call: strides count values. Without data nothing else is set (the smallest calls feel every store).
+// One array of a call: strides count values. Without data the rest is zero.
 struct Tensor {
   std::byte* data = nullptr;
-  size_t x_stride;
-  size_t y_stride;
-  size_t c_stride;
-  size_t n_stride;
-  BNNSDataType type;
-  bool accumulate;
-  bool stream;  // so large that it should go past the caches
+  size_t x_stride = 0;
+  size_t y_stride = 0;
+  size_t c_stride = 0;
+  size_t n_stride = 0;
+  BNNSDataType type = {};
+  bool accumulate = false;
+  bool stream = false;  // so large that it should go past the caches
 
   [[gnu::always_inline]] inline std::byte* at(size_t n, size_t c, size_t row) const {
     return data + (n * n_stride + c * c_stride + row * y_stride) * bytes_of(type);
@@ -178,9 +178,9 @@ struct Call {
   Tensor dx;
   bool stray_indices = false;  // max backward: some index may lie outside its own window
   std::byte* db = nullptr;
-  BNNSDataType db_type;
-  size_t db_stride;
-  bool db_accumulate;
+  BNNSDataType db_type = {};
+  size_t db_stride = 0;
+  bool db_accumulate = false;
 };
 
 // What one thread does at a time: planes [plane, plane + planes) of all N·C, rows [row, row + rows) of each.
