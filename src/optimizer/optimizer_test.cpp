@@ -172,10 +172,10 @@ TEST(optimizer_functions_follow_their_formulas) {
         BNNSOptimizerSGDMomentumFields sgd = plain_sgd(0.05f, option == 5 ? 0.0f : 0.9f);
         sgd.nesterov = option % 2;
         sgd.sgd_momentum_variant = static_cast<BNNSOptimizerSGDMomentumVariant>(option / 2);
-        BNNSOptimizerRMSPropFields rms{0.01f, 0.9f, 1e-6f, option % 2 == 1, option < 3 ? 0.0f : 0.5f, 0.5f, 0.1f, false,
+        BNNSOptimizerRMSPropFields rms{0.01f, 0.9f, 1e-3f, option % 2 == 1, option < 3 ? 0.0f : 0.5f, 0.5f, 0.1f, false,
                                        0, 0, BNNSOptimizerRegularizationNone};
         BNNSOptimizerAdamWithClippingFields adam = plain_adam();
-        adam.epsilon = 1e-3f;  // a gradient that cancels to rounding noise must stay noise
+        adam.epsilon = 1e-3f;  // as above: a gradient that cancels to rounding noise must stay noise
         const auto penalty = static_cast<BNNSOptimizerRegularizationFunction>(option % 3);
         const auto clip = static_cast<BNNSOptimizerClippingFunction>(clipping);
         const float max_norm = 3.0f, use_norm = option == 4 ? 6.0f : 0.0f;
