@@ -180,10 +180,10 @@ class Optimizer:
         Example:
             >>> import numpy as np, openbnns
             >>> w = np.ones(3, "f4")
-            >>> adam = openbnns.AdamOptimizer(0.1).bind([w])
+            >>> adam = openbnns.AdamOptimizer(0.5).bind([w])
             >>> adam.step([np.array([1, 0, -1], "f4")])
-            >>> w
-            array([0.9, 1. , 1.1], dtype=float32)
+            >>> w.round(3)
+            array([0.5, 1. , 1.5], dtype=float32)
         """
         return BoundOptimizer(self, parameters, num_threads=num_threads)
 
@@ -427,7 +427,7 @@ class AdamOptimizer(_AdamFamily):
         >>> w = np.zeros(2, "f4")
         >>> adam = openbnns.AdamOptimizer(0.01, gradient_clipping=openbnns.ClipByValue(-1, 1))
         >>> adam.bind([w]).step([np.array([5, -5], "f4")])
-        >>> w
+        >>> w.round(3)
         array([-0.01,  0.01], dtype=float32)
 
     See also: ``BNNSOptimizerAdamWithClippingFields``.

@@ -94,7 +94,7 @@ class RandomGenerator:
         Example:
             >>> import openbnns
             >>> openbnns.RandomGenerator(42).uniform(0, 1, 3)
-            array([0.80105466, 0.3402036 , 0.9190747 ], dtype=float32)
+            array([0.80894095, 0.5918459 , 0.47177643], dtype=float32)
 
         See also: ``BNNSRandomFillUniformFloat``.
         """
