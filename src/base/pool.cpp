@@ -23,7 +23,7 @@ namespace obn {
 namespace {
 
 constexpr size_t kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(50);  // a worker waits this long for the next call before it parks
+constexpr auto kSpin = std::chrono::microseconds(200);  // a worker waits this long for the next call before it parks
 
 void pause() {
 #if defined(__x86_64__)
