@@ -411,6 +411,22 @@ def results_with(isa, folder):
         return dict(arrays)
 
 
+RANDOM = """
+import hashlib, numpy as np, openbnns
+rng, digest = openbnns.RandomGenerator(7), hashlib.sha256()
+for _ in range(2):
+    for array in (rng.uniform(-1, 3, 10_001), rng.normal(2, 3, 50_001),
+                  rng.integers(-5, 1000, 999), rng.integers(0, 2**50, 999, "int64"),
+                  rng.normal(0, 1, 333, "float16"), rng.categorical(np.ones(5, "f4"), 77)):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_random_numbers_have_the_same_bits_on_every_instruction_set():
+    assert len({run_python(RANDOM, OPENBNNS_ISA=isa) for isa in AVAILABLE}) == 1
+
+
 def test_instruction_sets_agree(tmp_path):
     assert AVAILABLE
     runs = {isa: results_with(isa, tmp_path) for isa in AVAILABLE}

@@ -59,5 +59,28 @@ def test_fully_connected_forward_and_backward():
     np.testing.assert_array_equal(grads.bias, [3])
 
 
+def test_optimizer_step():
+    w = np.float32([1, 2])
+    sgd = openbnns.SGDMomentumOptimizer(0.5, momentum=0.5, variant=1).bind([w])
+    sgd.step([np.float32([1, -1])])
+    sgd.step([np.float32([1, -1])])
+    np.testing.assert_array_equal(w, [-0.25, 3.25])
+
+
+def test_clip_and_norm():
+    x = np.float32([3, 4])
+    assert openbnns.norm(x) == 5
+    np.testing.assert_array_equal(openbnns.clip(x, 0, 3.5), [3, 3.5])
+    np.testing.assert_array_equal(openbnns.clip_by_norm(x, 2.5), [1.5, 2])
+
+
+def test_random_numbers():
+    rng = openbnns.RandomGenerator(7)
+    x = rng.uniform(-1, 1, (10, 10))
+    assert -1 <= x.min() < x.max() <= 1
+    assert rng.integers(3, 4, 5).tolist() == [3] * 5
+    assert rng.normal(0, 0, 3).tolist() == [0] * 3
+
+
 def test_c_interface():
     assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3

@@ -25,15 +25,35 @@ from ._errors import (
     DTypeError,
     LayerApplyError,
     LayerCreationError,
+    OptimizerStepError,
 )
 from ._layer import Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .clip import (
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    clip,
+    clip_by_global_norm,
+    clip_by_norm,
+    norm,
+    norm_backward,
+)
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .optim import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    BoundOptimizer,
+    Optimizer,
+    RMSPropOptimizer,
+    SGDMomentumOptimizer,
+)
 from .pooling import Pooling, PoolingGradients, PoolingLayer
+from .random import RandomGenerator
 
 __version__ = _core.version()
 
@@ -41,9 +61,15 @@ __all__ = [
     "Activation",
     "ActivationGradients",
     "ActivationLayer",
+    "AdamOptimizer",
+    "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "BoundOptimizer",
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
     "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
@@ -51,14 +77,22 @@ __all__ = [
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Optimizer",
+    "OptimizerStepError",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "RMSPropOptimizer",
+    "RandomGenerator",
+    "SGDMomentumOptimizer",
     "SparseWeights",
     "TransposedConvolutionLayer",
     "UnaryLayer",
     "WeightGradients",
     "activation",
+    "clip",
+    "clip_by_global_norm",
+    "clip_by_norm",
     "config",
     "convert",
     "dtype",
@@ -69,6 +103,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "norm",
+    "norm_backward",
     "set_matmul_precision",
     "set_num_threads",
     "set_seed",

@@ -179,6 +179,66 @@ static int count_fully_connected(size_t batch, size_t in, size_t out) {
     return failures;
 }
 
+static BNNSNDArrayDescriptor vector(size_t count, float *data) {
+    BNNSNDArrayDescriptor d = {0};
+    d.layout = BNNSDataLayoutVector;
+    d.size[0] = count;
+    d.data = data;
+    d.data_type = BNNSDataTypeFloat32;
+    return d;
+}
+
+/* Adam on two tensors, clipped by their joint norm; then the clip functions and the norm. */
+static int optimizer_step(void) {
+    BNNSNDArrayDescriptor d[] = {vector(IN, x),          vector(7, y),      vector(IN, z),
+                                 vector(7, dy),          vector(IN, dx),    vector(7, y + 8),
+                                 vector(IN, dx + IN),    vector(7, y + 16), vector(IN, dx + 2 * IN)};
+    BNNSNDArrayDescriptor *parameters[] = {&d[0], &d[1]}, *moments[] = {&d[4], &d[5], &d[6], &d[7]};
+    const BNNSNDArrayDescriptor *gradients[] = {&d[2], &d[3]};
+    BNNSOptimizerAdamWithClippingFields adam = {0};
+    adam.learning_rate = adam.beta1 = adam.beta2 = 0.5f;
+    adam.time_step = adam.gradient_scale = adam.clip_gradients_max_norm = 1.0f;
+    adam.epsilon = 1e-6f;
+    adam.clipping_func = BNNSOptimizerClippingByGlobalNorm;
+    float norm;
+    BNNSNDArrayDescriptor single = vector(1, &norm);
+    return BNNSOptimizerStep(BNNSOptimizerFunctionAdamWithClipping, &adam, 2, parameters, gradients,
+                             moments, NULL) ||
+           BNNSClipByValue(&d[8], &d[2], -1, 1) || BNNSClipByNorm(&d[8], &d[2], 1, 0) ||
+           BNNSClipByGlobalNorm(&moments[0], gradients, 2, 1, 0) ||
+           BNNSComputeNorm(&single, &d[2], BNNSL2Norm, 0);
+}
+
+static int random_step(BNNSRandomGenerator generator) {
+    BNNSNDArrayDescriptor many = vector(IN, z), weights = vector(7, dy), draws = vector(1000, dx);
+    return BNNSRandomFillUniformFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillNormalFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillCategoricalFloat(generator, &draws, &weights, false);
+}
+
+static int count_optimizer(void) {
+    if (optimizer_step()) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += optimizer_step();
+    atomic_store(&counting, 0);
+    printf("optimizer: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int count_random(void) {
+    BNNSRandomGenerator generator =
+        BNNSCreateRandomGeneratorWithSeed(BNNSRandomGeneratorMethodAES_CTR, 1, NULL);
+    if (!generator || random_step(generator)) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += random_step(generator);
+    atomic_store(&counting, 0);
+    BNNSDestroyRandomGenerator(generator);
+    printf("random: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 int main(void) {
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
@@ -233,6 +293,8 @@ int main(void) {
     failures += count_fully_connected(4, 1000, 70);
     failures += count_fully_connected(64, 256, 256);
     failures += count_fully_connected(200, 1024, 100);
+    failures += count_optimizer();
+    failures += count_random();
 
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */
