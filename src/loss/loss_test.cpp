@@ -456,7 +456,8 @@ TEST(loss_any_call_matches_ref) {
       for (size_t i = 0; i < n; ++i) {
         double want = wants_dx ? want_dx[b * n + i] : old[b * n + i];
         if (wants_dx && accumulates) want += old[b * n + i];
-        CHECK(near(dx.get(b, i), want, slack_of(block.i_desc.data_type), 0.3),
+        // The slope of the log loss divides a difference by as little as 0.01.
+        CHECK(near(dx.get(b, i), want, slack_of(block.i_desc.data_type), function == BNNSLossFunctionLog ? 3.0 : 0.3),
               "round %d, loss %d, reduction %d: gradient %.9g, want %.9g", round, function, reduction, dx.get(b, i), want);
       }
     }
