@@ -63,10 +63,9 @@ struct ValueRun {
   size_t n;
   Shape shape;
   float factor;
-  bool sums;     // the result is wanted
-  float* y;      // NULL: not written
-  float* dx;     // NULL: not written; may be x or l
-  bool streams;  // dx goes past the caches
+  bool sums;  // the result is wanted
+  float* y;   // NULL: not written
+  float* dx;  // NULL: not written; may be x or l
 };
 using ValueLoss = float (*)(const ValueRun&);  // Σ y where it sums
 
@@ -99,7 +98,25 @@ struct SlopeRun {
   float largest;
   float e_factor, l_factor;
   float* dx;  // may be e or l
-  bool streams;
+};
+
+// Whole rows for softmax, one after the other, n <= kShortRow.
+inline constexpr size_t kShortRow = 1024;
+struct RowsRun {
+  const float* x;         // (rows, n)
+  const float* l;         // l_step apart; NULL: as above
+  size_t l_step;
+  const size_t* classes;  // (rows), each a label of 1 on top of l; NULL: none
+  const float* w;         // w_step apart
+  size_t w_step;
+  bool w_moves;           // within a row
+  size_t n, rows;
+  Shape shape;
+  bool is_categorical;
+  float factor;
+  const float* dy;  // (rows), further factors of dx; NULL: none
+  float* y;         // (rows)
+  float* dx;        // (rows, n) or NULL; may be x or l
 };
 
 // One target's loops.
@@ -107,12 +124,15 @@ struct Kernels {
   ValueLoss values[kFunctions];  // NULL for the losses of whole samples
   SoftmaxSums (*softmax)(const SoftmaxRun& run);
   void (*slopes)(const SlopeRun& run);
-  // Of categorical cross entropy: l != 0 ? w·(e·e_factor - l_factor) : e·e_factor. l is not NULL.
+  // Of categorical cross entropy: l != 0 ? w·(e·e_factor - l_factor) : e·e_factor.
   void (*categorical_slopes)(const SlopeRun& run);
+  void (*softmax_rows)(const RowsRun& run);
   float (*product)(const float* x, const float* l, const float* w, bool w_moves, size_t n);  // Σ w·l·x
   float (*sum)(const float* v, size_t n);
   size_t (*count_nonzero)(const float* v, size_t n);
-  void (*fence)();  // once after the last run that streams
+  // Copies whole lines of 64 bytes past the caches; both are aligned to that. fence() once after the last.
+  void (*stream)(const float* from, float* to, size_t n);
+  void (*fence)();
 };
 
 extern const Targets<Kernels> targets;

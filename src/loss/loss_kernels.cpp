@@ -7,6 +7,8 @@ namespace obn::OBN_TARGET::loss {
 
 extern const obn::loss::Kernels kernels;
 
+using obn::loss::kShortRow;
+using obn::loss::RowsRun;
 using obn::loss::Shape;
 using obn::loss::SlopeRun;
 using obn::loss::SoftmaxRun;
@@ -37,40 +39,26 @@ struct Weights {
   [[gnu::always_inline]] F at(size_t i, size_t n) const { return moves ? load_part(w + i, n) : all; }
 };
 
-// Values before the first one of p that a vector aligned to itself begins with, at most n.
-size_t values_to_vector(const float* p, size_t n) {
-  const size_t bytes = (sizeof(F) - reinterpret_cast<uintptr_t>(p) % sizeof(F)) % sizeof(F);
-  return bytes / sizeof(float) < n ? bytes / sizeof(float) : n;
-}
-
-// Calls body.at<streams>(i, count) for all of [0, n): whole vectors, two by two, and parts at the ends. Streamed
-// vectors of dx are aligned to themselves.
-template <bool streams, class Body>
-OBN_INLINE void over_run(Body& body, const float* dx, size_t n) {
+// Calls body.at<half>(i, count) for all of [0, n): whole vectors, two by two, and a part at the end.
+template <class Body>
+OBN_INLINE void over_run(Body& body, size_t n) {
   size_t i = 0;
-  if constexpr (streams) {
-    i = values_to_vector(dx, n);
-    if (i > 0) body.template at<false, 0>(0, i);
-  }
   for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-    body.template at<streams, 0>(i, kLanes);
-    body.template at<streams, 1>(i + kLanes, kLanes);
+    body.template at<0>(i, kLanes);
+    body.template at<1>(i + kLanes, kLanes);
   }
   if (i + kLanes <= n) {
-    body.template at<streams, 0>(i, kLanes);
+    body.template at<0>(i, kLanes);
     i += kLanes;
   }
-  if (i < n) body.template at<false, 1>(i, n - i);
+  if (i < n) body.template at<1>(i, n - i);
 }
 
-template <bool streams>
-OBN_INLINE void put(float* p, F v, size_t n) {
-  if constexpr (streams) {
-    stream(p, v);
-  } else {
-    store_part(p, v, n);
-  }
-}
+// Lanes from n on become 0.
+OBN_INLINE F first_lanes(F v, size_t n) { return iota() < static_cast<int32_t>(n) ? v : splat(0.0f); }
+
+// Rows come from memory block by block; the next block is on its way while this one is computed.
+constexpr size_t kAhead = 1024;
 
 // ---- losses of single values: f(x, l) and ∂f/∂x (spec loss.md 3) ----
 
@@ -148,32 +136,23 @@ struct ValueLoop {
   explicit ValueLoop(const ValueRun& run)
       : run(run), function(run.shape), weights(run.w, run.w_moves), factor(splat(run.factor)) {}
 
-  template <bool streams, size_t half>
+  template <size_t half>
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     const Both both = function(load_part(run.x + i, n), load_part(run.l + i, n));
     const F w = weights.at(i, n);
     if constexpr (sums || keeps) {
       const F y = w * both.loss;
       if constexpr (keeps) store_part(run.y + i, y, n);
-      if constexpr (sums) total[half] += n == kLanes ? y : first_lanes(y, n);
+      if constexpr (sums) total[half] += n == kLanes ? y : first_lanes(y, n);  // f(0, 0) need not be 0
     }
-    if constexpr (slopes) put<streams>(run.dx + i, factor * (w * both.slope), n);
-  }
-
-  // Lanes from n on become 0: the loss of x = l = 0 need not be.
-  [[gnu::always_inline]] static F first_lanes(F v, size_t n) {
-    return iota() < static_cast<int32_t>(n) ? v : splat(0.0f);
+    if constexpr (slopes) store_part(run.dx + i, (factor * w) * both.slope, n);
   }
 };
 
 template <class Function, bool sums, bool keeps, bool slopes>
 float value_run(const ValueRun& run) {
   ValueLoop<Function, sums, keeps, slopes> loop(run);
-  if (slopes && run.streams) {
-    over_run<slopes>(loop, run.dx, run.n);
-  } else {
-    over_run<false>(loop, nullptr, run.n);
-  }
+  over_run(loop, run.n);
   return sums ? sum(loop.total[0] + loop.total[1]) : 0.0f;
 }
 
@@ -212,15 +191,17 @@ struct SoftmaxLoop {
       : run(run), weights(run.w, run.w_moves), label_scale(splat(run.shape.label_scale)),
         label_shift(splat(run.shape.label_shift)), m(splat(largest)) {}
 
-  template <bool streams, size_t half>
+  template <size_t half>
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     const F d = (n == kLanes ? load(run.x + i) : load_first(run.x + i, n, splat(kMinusInfinity))) - m;
     const F e = exp_in_sum(d);
     total[half] += e;
+    prefetch(run.x + i + kAhead);
+    if constexpr (labels) prefetch(run.l + i + kAhead);
     if constexpr (keeps) store_part(run.e + i, e, n);
     if constexpr (labels) {
       F l = load_part(run.l + i, n) * label_scale + label_shift;
-      if (n != kLanes) l = iota() < static_cast<int32_t>(n) ? l : splat(0.0f);
+      if (n != kLanes) l = first_lanes(l, n);
       const F wl = weights.at(i, n) * l;
       all[half] += wl;
       distance[half] -= l == 0.0f ? splat(0.0f) : wl * d;
@@ -230,9 +211,9 @@ struct SoftmaxLoop {
 
 template <bool labels, bool keeps>
 SoftmaxSums softmax_run(const SoftmaxRun& run) {
-  const float largest = __builtin_fmaxf(largest_of(run.x, run.n), -__FLT_MAX__);
+  const float found = largest_of(run.x, run.n), largest = found < -__FLT_MAX__ ? -__FLT_MAX__ : found;
   SoftmaxLoop<labels, keeps> loop(run, largest);
-  over_run<false>(loop, nullptr, run.n);
+  over_run(loop, run.n);
   return {largest, sum(loop.total[0] + loop.total[1]), labels ? sum(loop.all[0] + loop.all[1]) : 0.0f,
           labels ? sum(loop.distance[0] + loop.distance[1]) : 0.0f};
 }
@@ -254,7 +235,7 @@ struct SlopeLoop {
         label_shift(splat(run.shape.label_shift)), m(splat(run.largest)), e_factor(splat(run.e_factor)),
         l_factor(splat(run.l_factor)) {}
 
-  template <bool streams, size_t>
+  template <size_t>
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     F e = load_part(run.e + i, n);
     if constexpr (exponentiates) e = exp_in_sum(e - m);
@@ -266,18 +247,14 @@ struct SlopeLoop {
       const F l = load_part(run.l + i, n) * label_scale + label_shift;
       slope -= weights.at(i, n) * l * l_factor;
     }
-    put<streams>(run.dx + i, slope, n);
+    store_part(run.dx + i, slope, n);
   }
 };
 
 template <bool labels, bool exponentiates, bool categorical>
 void slope_run(const SlopeRun& run) {
   SlopeLoop<labels, exponentiates, categorical> loop(run);
-  if (run.streams) {
-    over_run<true>(loop, run.dx, run.n);
-  } else {
-    over_run<false>(loop, run.dx, run.n);
-  }
+  over_run(loop, run.n);
 }
 
 void slopes(const SlopeRun& run) {
@@ -286,8 +263,68 @@ void slopes(const SlopeRun& run) {
 }
 
 void categorical_slopes(const SlopeRun& run) {
+  if (!run.l) return slopes(run);
   if (run.exponentiates) return slope_run<true, true, true>(run);
   slope_run<true, false, true>(run);
+}
+
+size_t count_nonzero(const float* v, size_t n) {
+  size_t count = 0;
+  for (size_t i = 0; i < n; ++i) count += v[i] != 0.0f;
+  return count;
+}
+
+// ℓ = share·(Σ w·l·log S + Σ w·l·(m - x)) of one row, without its logarithm.
+struct RowParts {
+  float total, labels, distance, share;
+};
+
+RowParts softmax_row(const RowsRun& run, size_t row) {
+  const size_t n = run.n;
+  const float *x = run.x + row * n, *l = run.l ? run.l + row * run.l_step : nullptr, *w = run.w + row * run.w_step;
+  float e[kShortRow];
+  const SoftmaxSums sums = softmax({x, l, w, run.w_moves, n, run.shape, run.dx ? e : nullptr});
+  RowParts parts{sums.total, sums.labels, sums.distance, 1.0f};
+  const size_t label = run.classes ? run.classes[row] : 0;
+  const float label_weight = run.classes ? run.shape.label_scale * w[run.w_moves ? label : 0] : 0.0f;
+  if (run.classes) {
+    parts.labels += label_weight;
+    parts.distance += label_weight * (sums.largest - x[label]);
+  } else if (run.is_categorical) {
+    const size_t nonzero = count_nonzero(l, n);
+    parts.share = nonzero ? 1.0f / static_cast<float>(nonzero) : 0.0f;
+  }
+  if (!run.dx) return parts;
+
+  float factor = run.dy ? run.factor * run.dy[row] : run.factor;
+  if (parts.share == 0.0f) factor = 0.0f;
+  const SlopeRun slope{e, l, w, run.w_moves, n, run.shape, false, 0.0f,
+                       (run.is_categorical ? factor : factor * parts.labels) / parts.total, factor * parts.share,
+                       run.dx + row * n};
+  if (!run.is_categorical) {
+    slopes(slope);
+    if (run.classes) slope.dx[label] -= label_weight * factor;
+  } else {
+    categorical_slopes(slope);
+    if (run.classes) slope.dx[label] = label_weight * (slope.dx[label] - factor);
+  }
+  return parts;
+}
+
+void softmax_rows(const RowsRun& run) {
+  for (size_t first = 0; first < run.rows; first += kLanes) {
+    const size_t count = run.rows - first < kLanes ? run.rows - first : kLanes;
+    F total = splat(1.0f), labels = splat(0.0f), distance = splat(0.0f), share = splat(0.0f);
+    for (size_t k = 0; k < count; ++k) {
+      const RowParts parts = softmax_row(run, first + k);
+      total[k] = parts.total;
+      labels[k] = parts.labels;
+      distance[k] = parts.distance;
+      share[k] = parts.share;
+    }
+    const F log_total = total > 0.0f ? log(total) : splat(__builtin_nanf(""));  // 0: all of x is -infinity
+    store_part(run.y + first, share * (labels * log_total + distance), count);
+  }
 }
 
 struct ProductLoop {
@@ -297,7 +334,7 @@ struct ProductLoop {
 
   ProductLoop(const float* x, const float* l, const float* w, bool w_moves) : x(x), l(l), weights(w, w_moves) {}
 
-  template <bool streams, size_t half>
+  template <size_t half>
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     total[half] += weights.at(i, n) * load_part(l + i, n) * load_part(x + i, n);
   }
@@ -305,7 +342,7 @@ struct ProductLoop {
 
 float product(const float* x, const float* l, const float* w, bool w_moves, size_t n) {
   ProductLoop loop(x, l, w, w_moves);
-  over_run<false>(loop, nullptr, n);
+  over_run(loop, n);
   return sum(loop.total[0] + loop.total[1]);
 }
 
@@ -324,10 +361,8 @@ float sum_of(const float* v, size_t n) {
   return sum(total[0] + total[1]);
 }
 
-size_t count_nonzero(const float* v, size_t n) {
-  size_t count = 0;
-  for (size_t i = 0; i < n; ++i) count += v[i] != 0.0f;
-  return count;
+void stream_lines(const float* from, float* to, size_t n) {
+  for (size_t i = 0; i < n; i += kLanes) stream(to + i, load(from + i));
 }
 
 void fence_all() { fence(); }
@@ -343,9 +378,11 @@ constexpr obn::loss::Kernels table() {
   t.softmax = softmax;
   t.slopes = slopes;
   t.categorical_slopes = categorical_slopes;
+  t.softmax_rows = softmax_rows;
   t.product = product;
   t.sum = sum_of;
   t.count_nonzero = count_nonzero;
+  t.stream = stream_lines;
   t.fence = fence_all;
   return t;
 }

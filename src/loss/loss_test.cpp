@@ -153,23 +153,22 @@ TEST(loss_values_match_ref_on_every_target) {
       for (Isa isa : kIsas) {
         if (!has_isa(isa)) continue;
         const ValueLoss kernel = targets.at(isa).values[function];
-        for (bool streams : {false, true}) {
-          for (int mode = 0; mode < 5; ++mode) {  // sum, sum and slopes, values, values and slopes, slopes
-            std::vector<float> got_y(n + 1, 77.0f), got_dx(n + 2, 77.0f);
-            const bool keeps = mode == 2 || mode == 3, slopes = mode != 0 && mode != 2;
-            const ValueRun run{x.data(), l.data(), w.data(), w_moves, n, shape, 0.5f, mode < 2,
-                               keeps ? got_y.data() : nullptr, slopes ? got_dx.data() + 1 : nullptr, streams};
-            const float got = kernel(run);
-            targets.at(isa).fence();
-            if (mode < 2) CHECK(near(got, sum, 2e-6, size), "%d %s %zu: %g, want %g", function, name_of(isa), n, got, sum);
-            for (size_t i = 0; i < n; ++i) {
-              if (keeps) CHECK(near(got_y[i], y[i], 2e-6, 0.1), "%d %s: %g, want %g", function, name_of(isa), got_y[i], y[i]);
-              if (slopes)
-                CHECK(near(got_dx[i + 1], dx[i], 3e-6, 0.1), "%d %s x %g l %g: slope %g, want %g", function, name_of(isa),
-                      x[i], l[i], got_dx[i + 1], dx[i]);
-            }
-            CHECK(got_y[n] == 77.0f && got_dx[n + 1] == 77.0f && got_dx[0] == 77.0f, "%d writes beyond the end", function);
+        for (int mode = 0; mode < 5; ++mode) {  // sum, sum and slopes, values, values and slopes, slopes
+          std::vector<float> got_y(n + 1, 77.0f), got_dx(n + 1, 77.0f);
+          const bool keeps = mode == 2 || mode == 3, slopes = mode != 0 && mode != 2;
+          const ValueRun run{x.data(), l.data(), w.data(), w_moves, n, shape, 0.5f, mode < 2,
+                             keeps ? got_y.data() : nullptr, slopes ? got_dx.data() : nullptr};
+          const float got = kernel(run);
+          if (mode < 2)
+            CHECK(near(got, sum, 2e-6, size), "%d %s %zu: %g, want %g", function, name_of(isa), n, got, sum);
+          for (size_t i = 0; i < n; ++i) {
+            if (keeps)
+              CHECK(near(got_y[i], y[i], 2e-6, 0.1), "%d %s: %g, want %g", function, name_of(isa), got_y[i], y[i]);
+            if (slopes)
+              CHECK(near(got_dx[i], dx[i], 3e-6, 0.1), "%d %s x %g l %g: slope %g, want %g", function, name_of(isa),
+                    x[i], l[i], got_dx[i], dx[i]);
           }
+          CHECK(got_y[n] == 77.0f && got_dx[n] == 77.0f, "%d writes beyond the end", function);
         }
       }
     }
@@ -204,7 +203,7 @@ TEST(loss_rows_match_ref_on_every_target) {
       for (Isa isa : kIsas) {
         if (!has_isa(isa)) continue;
         const Kernels& kernels = targets.at(isa);
-        std::vector<float> e(n + 1, 77.0f), dx(n + 2, 77.0f);
+        std::vector<float> e(n + 1, 77.0f), dx(n + 1, 77.0f);
         const SoftmaxRun run{x.data(), has_labels ? l.data() : nullptr, w.data(), w_moves, n, shape, e.data()};
         SoftmaxRun without = run;
         without.e = nullptr;
@@ -221,22 +220,72 @@ TEST(loss_rows_match_ref_on_every_target) {
         size_t nonzero = 0;
         for (float v : l) nonzero += v != 0.0f;
         CHECK(kernels.count_nonzero(l.data(), n) == nonzero, "%s: count, want %zu", name_of(isa), nonzero);
-        for (bool streams : {false, true}) {
-          for (bool exponentiates : {false, true}) {
-            const SlopeRun slope{exponentiates ? x.data() : e.data(), run.l, w.data(), w_moves, n, shape, exponentiates,
-                                 static_cast<float>(m), 0.5f, 0.25f, dx.data() + 1, streams};
-            (categorical ? kernels.categorical_slopes : kernels.slopes)(slope);
-            kernels.fence();
-            for (size_t i = 0; i < n; ++i) {
-              const double p = std::exp(x[i] - m) * 0.5;
-              double want = p - weight(i) * label(i) * 0.25;
-              if (categorical) want = l[i] != 0.0f ? weight(i) * (p - 0.25) : p;
-              CHECK(near(dx[i + 1], want, 1e-6, 1), "%s: slope %g, want %g", name_of(isa), dx[i + 1], want);
-            }
-            CHECK(dx[0] == 77.0f && dx[n + 1] == 77.0f, "%s writes beyond the end", name_of(isa));
+        for (bool exponentiates : {false, true}) {
+          const SlopeRun slope{exponentiates ? x.data() : e.data(), run.l, w.data(), w_moves, n, shape, exponentiates,
+                               static_cast<float>(m), 0.5f, 0.25f, dx.data()};
+          (categorical ? kernels.categorical_slopes : kernels.slopes)(slope);
+          for (size_t i = 0; i < n; ++i) {
+            const double p = std::exp(x[i] - m) * 0.5;
+            double want = p - weight(i) * label(i) * 0.25;
+            if (categorical) want = l[i] != 0.0f ? weight(i) * (p - 0.25) : p;
+            CHECK(near(dx[i], want, 1e-6, 1), "%s: slope %g, want %g", name_of(isa), dx[i], want);
           }
+          CHECK(dx[n] == 77.0f, "%s writes beyond the end", name_of(isa));
         }
       }
+    }
+  }
+}
+
+TEST(loss_short_rows_match_ref_on_every_target) {
+  Random random(21);
+  for (int round = 0; round < 400; ++round) {
+    const size_t n = round < 380 ? random.between(1, 70) : random.between(900, kShortRow), rows = random.between(1, 40);
+    const bool categorical = random.coin(), classes = random.coin(), has_dy = random.coin(), wants_dx = random.below(4);
+    const Function function = categorical ? BNNSLossFunctionCategoricalCrossEntropy : BNNSLossFunctionSoftmaxCrossEntropy;
+    std::vector<float> x(rows * n), l(rows * n), zeros(n), w(rows * n), dy(rows);
+    std::vector<size_t> labels(rows);
+    std::vector<double> ld(rows * n);
+    for (size_t i = 0; i < rows * n; ++i) {
+      x[i] = random.uniform(-8.0f, 8.0f);
+      l[i] = label_of(function, random);
+      w[i] = random.uniform(0.0f, 2.0f);
+    }
+    for (size_t b = 0; b < rows; ++b) {
+      labels[b] = random.below(n);
+      dy[b] = has_dy ? random.uniform(-1.0f, 1.0f) : 1.0f;
+      for (size_t i = 0; i < n; ++i) ld[b * n + i] = classes ? i == labels[b] : l[b * n + i];
+    }
+    loss::ref::Problem p{function, BNNSLossReductionNone};
+    p.label_smooth = categorical || random.coin() ? 0.0 : 0.25;
+    p.b = rows;
+    p.n = n;
+    p.weights = std::vector<size_t>{1, rows, rows * n}[random.below(3)];
+    const std::vector<double> xd = doubles(x), wd = doubles(w), dyd = doubles(dy);
+    p.x = xd.data();
+    p.l = ld.data();
+    p.w = wd.data();
+    std::vector<double> want_y(rows), want_dx(rows * n);
+    loss::ref::run(p, want_y.data(), dyd.data(), want_dx.data());
+    const bool per_row = p.weights == rows && p.weights != 1, per_value = p.weights == rows * n && !per_row && n > 1;
+    RowsRun run{x.data(), classes ? nullptr : l.data(), classes ? 0 : n, classes ? labels.data() : nullptr, w.data(),
+                per_row ? size_t{1} : (per_value ? n : 0), per_value, n, rows, {}, categorical, 0.5f,
+                has_dy ? dy.data() : nullptr, nullptr, nullptr};
+    run.shape.label_scale = 1.0f - static_cast<float>(p.label_smooth);
+    run.shape.label_shift = static_cast<float>(p.label_smooth) / static_cast<float>(n);
+    if (classes && run.shape.label_shift != 0.0f) run.l = zeros.data();
+    for (Isa isa : kIsas) {
+      if (!has_isa(isa)) continue;
+      std::vector<float> y(rows + 1, 77.0f), dx(rows * n + 1, 77.0f);
+      run.y = y.data();
+      run.dx = wants_dx ? dx.data() : nullptr;
+      targets.at(isa).softmax_rows(run);
+      for (size_t b = 0; b < rows; ++b)
+        CHECK(near(y[b], want_y[b], 3e-6, 1), "%s, round %d: %g, want %g", name_of(isa), round, y[b], want_y[b]);
+      for (size_t i = 0; wants_dx && i < rows * n; ++i)
+        CHECK(near(dx[i], 0.5 * want_dx[i], 3e-6, 1), "%s, round %d: slope %g, want %g", name_of(isa), round, dx[i],
+              0.5 * want_dx[i]);
+      CHECK(y[rows] == 77.0f && dx[rows * n] == 77.0f, "%s writes beyond the end", name_of(isa));
     }
   }
 }
