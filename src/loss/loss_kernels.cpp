@@ -66,19 +66,31 @@ struct Both {
   F loss, slope;
 };
 
+// 1 / v for 1 <= v <= 2, to a unit in the last place. A division takes as long as ten other operations.
+OBN_INLINE F reciprocal(F v) {
+#if defined(__AVX512F__)
+  const F r = reinterpret_cast<F>(_mm512_rcp14_ps(reinterpret_cast<__m512>(v)));
+  return r + r * (1.0f - v * r);
+#else
+  return 1.0f / v;
+#endif
+}
+
+// log(1 + t) for 0 <= t <= 1, relative error 1.7e-7; a minimax fit like those of simd/math.h, without their division.
+OBN_INLINE F log1p_by_polynomial(F t) {
+  return t * polynomial(t, {9.99999940e-1f, -4.99994934e-1f, 3.33190978e-1f, -2.48429820e-1f, 1.91060066e-1f,
+                            -1.36632442e-1f, 7.82259405e-2f, -2.95052323e-2f, 5.23269270e-3f});
+}
+
 struct SigmoidCrossEntropy {
   F label_scale, label_shift;
   explicit SigmoidCrossEntropy(const Shape& s) : label_scale(splat(s.label_scale)), label_shift(splat(s.label_shift)) {}
 
-  // With t = e^-|x|: max(x, 0) - x·l + log(1 + t), where log(1 + t) = 2·atanh(t / (2 + t)), and σ(x) - l, where σ is
-  // 1 / (1 + t) or t / (1 + t). One division serves both.
+  // With t = e^-|x|: max(x, 0) - x·l + log(1 + t), and σ(x) - l, where σ is 1 / (1 + t) or t / (1 + t).
   Both operator()(F x, F l) const {
     l = l * label_scale + label_shift;
-    const F t = exp_of_negative(-abs(x));
-    const F one = t + 1.0f, two = t + 2.0f;
-    const F r = 1.0f / (one * two);
-    const F large = two * r;
-    return {(max(splat(0.0f), x) - x * l) + twice_atanh(t * (one * r)), (x < 0.0f ? t * large : large) - l};
+    const F t = exp_in_sum(-abs(x)), large = reciprocal(t + 1.0f);
+    return {(max(splat(0.0f), x) - x * l) + log1p_by_polynomial(t), (x < 0.0f ? t * large : large) - l};
   }
 };
 
