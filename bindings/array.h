@@ -55,7 +55,7 @@ struct Operand {
 inline constexpr int kMaxOperands = 5;
 inline constexpr int kMaxHeld = 5;
 
-enum class Family { activation, pooling, weighted };  // weighted: convolution and fully connected
+enum class Family { activation, loss, pooling, weighted };  // weighted: convolution and fully connected
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -220,6 +220,7 @@ bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 extern PyMethodDef activation_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
+extern PyMethodDef loss_methods[];
 extern PyMethodDef pooling_methods[];
 extern PyMethodDef weighted_methods[];
 

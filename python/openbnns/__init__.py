@@ -33,6 +33,7 @@ from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .loss import InputGradients, Loss, LossLayer, YoloParameters
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 
 __version__ = _core.version()
@@ -48,9 +49,12 @@ __all__ = [
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Loss",
+    "LossLayer",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
@@ -58,6 +62,7 @@ __all__ = [
     "TransposedConvolutionLayer",
     "UnaryLayer",
     "WeightGradients",
+    "YoloParameters",
     "activation",
     "config",
     "convert",
