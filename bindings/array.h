@@ -58,7 +58,7 @@ struct Operand {
 inline constexpr int kMaxOperands = 5;
 inline constexpr int kMaxHeld = 5;
 
-enum class Family { activation, pooling, weighted };  // weighted: convolution and fully connected
+enum class Family { activation, loss, pooling, weighted };  // weighted: convolution and fully connected
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -229,6 +229,7 @@ extern PyMethodDef activation_methods[];
 extern PyMethodDef clip_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
+extern PyMethodDef loss_methods[];
 extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];
 extern PyMethodDef random_methods[];

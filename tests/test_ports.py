@@ -7,7 +7,7 @@ import ports
 import pytest
 
 SOURCES = ["pooling.c", "convolution.c", "fully_connected.c", "activation.c", "legacy.c"]
-SOURCES += ["optimizer.c", "random.c", "errors.cpp", "train.cpp"]
+SOURCES += ["loss.c", "optimizer.c", "random.c", "errors.cpp", "train.cpp"]
 BUILDS = [
     (compiler, name) for name in SOURCES for compiler in ports.COMPILERS["." + name.split(".")[1]]
 ]

@@ -17,6 +17,7 @@ from cases import activation as activation_cases
 from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
+from cases import loss as loss_cases
 from cases import pooling as pooling_cases
 from cases.descriptors import (
     activation_layer,
@@ -36,7 +37,7 @@ TESTS = Path(__file__).parent
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 SPLIT = [
     marked(case)
-    for case in pooling_cases.CASES + activation_cases.CASES + WEIGHTED
+    for case in pooling_cases.CASES + activation_cases.CASES + loss_cases.CASES + WEIGHTED
     if case.tags & {"split", "large"}
 ]
 
@@ -237,7 +238,7 @@ def test_any_number_of_threads_gives_the_same_bits(case, threads):
 
 def test_layers_limit_their_own_threads_with_the_same_bits(threads):
     threads(2)
-    for module in (pooling_cases, convolution_cases, fully_connected_cases):
+    for module in (pooling_cases, convolution_cases, fully_connected_cases, loss_cases):
         case = next(p for p in module.CASES if "split" in p.tags)
         assert_same_results(case.results(num_threads=2), case.results(num_threads=1))
 
@@ -385,9 +386,9 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, convolution, fully_connected, has_bfloat16, pooling
+from cases import activation, convolution, fully_connected, has_bfloat16, loss, pooling
 arrays = {"isa": np.array(openbnns.isa())}
-for family in (pooling, activation, convolution, fully_connected):
+for family in (pooling, activation, convolution, fully_connected, loss):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
         if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
@@ -495,6 +496,29 @@ def test_failing_backward_calls_leave_gradients_alone(case):
     assert is_sentinel(dw)
 
 
+def test_failing_loss_calls_leave_everything_alone():
+    case = loss_cases.ODD
+    layer, x, labels, weights = case.layer(), case.input(), case.label_values(), case.weight_values()
+    dx, _ = case.empty_gradient()
+    y = np.full((), 7, np.float32)
+    wrong = np.zeros(case.shape[0], np.int64)
+    wrong[-1] = -1
+    for given in (labels[:-1], labels.astype(np.float16), wrong):
+        with pytest.raises(openbnns.BNNSError):
+            layer.apply(x, given, weights=weights, input_gradient=dx, out=y)
+        with pytest.raises(openbnns.BNNSError):
+            layer.apply_backward(x, given, weights=weights, input_gradient=dx)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x, labels, weights=weights[:-1], input_gradient=dx, out=y)
+    with pytest.raises(openbnns.LayerApplyError, match="out.*: expected memory apart"):
+        layer.apply(x, labels, input_gradient=dx, out=dx[:1, :1].reshape(()))
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(x, labels, input_gradient=dx, out=y)
+    assert is_sentinel(dx)
+    assert y == 7
+
+
 @pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
 def test_layers_say_what_their_calls_hold(case):
     halves = replace(case, dtype="float16").layer()  # float32 copies of images are needed
@@ -538,9 +562,10 @@ print(openbnns.ActivationLayer("relu", input=(2,)).apply(np.float32([[-1, 1]])).
 ones = np.ones((1, 1, 4, 4), np.float32)
 print(openbnns.ConvolutionLayer(ones, input=(1, 4, 4)).apply(x).tolist())
 print(openbnns.FullyConnectedLayer(ones[0, 0]).apply(x[0, 0]).tolist()[0])
+print(openbnns.LossLayer("mse", input=(4,), reduction="sum").apply(x[0, 0], ones[0, 0]).tolist())
 """
     expected = ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
-    expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]"]
+    expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]", "1016.0"]
     assert run_python(code).splitlines() == expected
 
 

@@ -29,8 +29,8 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".clip", ".convolution", ".fully_connected", ".optim", ".pooling", ".random",
-    "._activations", "._config", "._paths", "._spec",
+    "", ".activation", ".clip", ".convolution", ".fully_connected", ".loss", ".optim", ".pooling",
+    ".random", "._activations", "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 

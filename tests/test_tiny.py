@@ -82,5 +82,15 @@ def test_random_numbers():
     assert rng.normal(0, 0, 3).tolist() == [0] * 3
 
 
+def test_loss_forward_and_backward():
+    layer = openbnns.LossLayer("softmax_cross_entropy", input=(2,))
+    x = np.zeros((3, 2), np.float32)
+    y, dx = layer.apply(x, np.array([0, 1, 1]), input_gradient=True)
+    assert abs(float(y) - np.log(2)) < 1e-6
+    np.testing.assert_allclose(dx * 6, [[-1, 1], [1, -1], [1, -1]], rtol=1e-6)
+    grads = layer.apply_backward(x, np.array([0, 1, 1]), 2.0)
+    np.testing.assert_allclose(grads.input, 2 * dx)
+
+
 def test_c_interface():
     assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3

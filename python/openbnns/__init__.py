@@ -44,6 +44,7 @@ from .clip import (
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .loss import InputGradients, Loss, LossLayer, YoloParameters
 from .optim import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -74,9 +75,12 @@ __all__ = [
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Loss",
+    "LossLayer",
     "Optimizer",
     "OptimizerStepError",
     "Pooling",
@@ -89,6 +93,7 @@ __all__ = [
     "TransposedConvolutionLayer",
     "UnaryLayer",
     "WeightGradients",
+    "YoloParameters",
     "activation",
     "clip",
     "clip_by_global_norm",

@@ -218,6 +218,39 @@ def random_categorical(
     log: bool,
     /,
 ) -> Any: ...
+def loss_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    function: int,
+    reduction: int,
+    parameter: float,
+    yolo: tuple[Any, ...] | None,
+    threads: int,
+    /,
+) -> Filter: ...
+def loss_apply(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    out: Array | None,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
+def loss_backward(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
 def pooling_create(
     name: str,
     input: Operand,

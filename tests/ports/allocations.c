@@ -239,6 +239,35 @@ static int count_random(void) {
     return failures;
 }
 
+static int loss_step(BNNSFilter filter, size_t batch, size_t n) {
+    float loss, one = 1;
+    size_t single = 1;
+    BNNSNDArrayDescriptor in_delta = array(BNNSDataLayoutVector, &n, 1, dx);
+    BNNSNDArrayDescriptor out_delta = array(BNNSDataLayoutVector, &single, 1, &one);
+    if (BNNSLossFilterApplyBatch(filter, batch, x, n, z, n, w, batch, &loss, &in_delta, n)) return 1;
+    return BNNSLossFilterApplyBackwardBatch(filter, batch, x, n, &in_delta, n, z, n, w, batch,
+                                            &out_delta, 0);
+}
+
+static int count_loss(uint32_t function, size_t batch, size_t n) {
+    size_t single = 1;
+    BNNSLayerParametersLossHuber parameters = {0};
+    parameters.function = function;
+    parameters.reduction = BNNSLossReductionWeightedMean;
+    parameters.i_desc = array(BNNSDataLayoutVector, &n, 1, NULL);
+    parameters.o_desc = array(BNNSDataLayoutVector, &single, 1, NULL);
+    parameters.huber_delta = 0.5f;
+    BNNSFilter filter = BNNSFilterCreateLayerLoss(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = loss_step(filter, batch, n) + loss_step(filter, batch, n);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += loss_step(filter, batch, n);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("loss %u %zux%zu: %d\n", (unsigned)function, batch, n, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 int main(void) {
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
@@ -293,6 +322,10 @@ int main(void) {
     failures += count_fully_connected(4, 1000, 70);
     failures += count_fully_connected(64, 256, 256);
     failures += count_fully_connected(200, 1024, 100);
+    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 128, 1000);
+    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 8, 30000);
+    failures += count_loss(BNNSLossFunctionHuber, 100, 1000);
+    failures += count_loss(BNNSLossFunctionCosineDistance, 100, 1000);
     failures += count_optimizer();
     failures += count_random();
 
