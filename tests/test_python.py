@@ -29,8 +29,8 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".convolution", ".fully_connected", ".pooling", "._activations", "._config",
-    "._paths", "._spec",
+    "", ".activation", ".arithmetic", ".convolution", ".fully_connected", ".normalization",
+    ".pooling", ".quantization", "._activations", "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
