@@ -27,11 +27,18 @@ from ._errors import (
     LayerCreationError,
     OptimizerStepError,
 )
-from ._layer import Layer, UnaryLayer
+from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .arithmetic import (
+    BinaryArithmeticLayer,
+    BinaryGradients,
+    TernaryArithmeticLayer,
+    TernaryGradients,
+    UnaryArithmeticLayer,
+)
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -44,7 +51,8 @@ from .clip import (
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
-from .loss import InputGradients, Loss, LossLayer, YoloParameters
+from .loss import Loss, LossLayer, YoloParameters
+from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -54,6 +62,7 @@ from .optim import (
     SGDMomentumOptimizer,
 )
 from .pooling import Pooling, PoolingGradients, PoolingLayer
+from .quantization import dequantize, quantize
 from .random import RandomGenerator
 
 __version__ = _core.version()
@@ -67,6 +76,9 @@ __all__ = [
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "BinaryArithmeticLayer",
+    "BinaryGradients",
+    "BinaryLayer",
     "BoundOptimizer",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -81,6 +93,9 @@ __all__ = [
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "Normalization",
+    "NormalizationGradients",
+    "NormalizationLayer",
     "Optimizer",
     "OptimizerStepError",
     "Pooling",
@@ -90,7 +105,10 @@ __all__ = [
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TernaryArithmeticLayer",
+    "TernaryGradients",
     "TransposedConvolutionLayer",
+    "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "YoloParameters",
@@ -100,6 +118,7 @@ __all__ = [
     "clip_by_norm",
     "config",
     "convert",
+    "dequantize",
     "dtype",
     "get_matmul_precision",
     "get_num_threads",
@@ -110,6 +129,7 @@ __all__ = [
     "library_path",
     "norm",
     "norm_backward",
+    "quantize",
     "set_matmul_precision",
     "set_num_threads",
     "set_seed",
