@@ -21,6 +21,7 @@ from ._config import config
 from ._errors import (
     ArrayError,
     BNNSError,
+    CheckpointError,
     CopyWarning,
     DTypeError,
     LayerApplyError,
@@ -44,6 +45,7 @@ __all__ = [
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "CheckpointError",
     "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
