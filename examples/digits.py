@@ -1,6 +1,7 @@
 """A network that learns to read digits, layer by layer, forward and backward.
 
-The program Apple published for BNNS, on this library: images of 20 x 20 with a digit of 6 x 6 somewhere,
+The program Apple published for BNNS, on this library. Images of 20 x 20 with a digit of 6 x 6
+somewhere go through
 
     convolution 3 x 3 to 32 channels, batch normalization, ReLU   one fused layer
     max pooling 2 x 2

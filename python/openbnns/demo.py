@@ -2,7 +2,7 @@
 
 The first is the program of ``examples/digits.py`` on digits it draws itself. The second is a small
 convolutional network on real handwriting. Both can be stopped with Ctrl-C and resumed to the same
-bits: a batch follows from the seed and the number of the step, everything else is in the checkpoint.
+bits: a batch follows from the seed and the number of the step, the rest is in the checkpoint.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ BATCH = 32
 
 
 class SmallNetwork:
-    """Twice (convolution 3 x 3, batch normalization, ReLU, max pooling 2 x 2), then fully connected."""
+    """Twice convolution 3 x 3, batch norm, ReLU and max pooling 2 x 2; then fully connected."""
 
     def __init__(self, size: int, seed: int) -> None:
         random = np.random.default_rng((seed, 2))
@@ -239,7 +239,8 @@ class Training:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint from which ``load`` goes on to the same bits."""
-        optimizer = {f"adam.{name}": array for name, array in self.network.adam.state_dict().items()}
+        state = self.network.adam.state_dict()
+        optimizer = {f"adam.{name}": array for name, array in state.items()}
         losses = np.array(self.losses, np.float64)
         notes = {"network": self.name, "seed": str(self.seed), "step": str(len(self.losses))}
         save_checkpoint(path, {**self._arrays(), **optimizer, "losses": losses}, notes)
