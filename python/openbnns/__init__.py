@@ -21,6 +21,7 @@ from ._config import config
 from ._errors import (
     ArrayError,
     BNNSError,
+    CheckpointError,
     CopyWarning,
     DTypeError,
     LayerApplyError,
@@ -80,6 +81,7 @@ __all__ = [
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
