@@ -21,17 +21,25 @@ from ._config import config
 from ._errors import (
     ArrayError,
     BNNSError,
+    CheckpointError,
     CopyWarning,
     DTypeError,
     LayerApplyError,
     LayerCreationError,
     OptimizerStepError,
 )
-from ._layer import Layer, UnaryLayer
+from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .arithmetic import (
+    BinaryArithmeticLayer,
+    BinaryGradients,
+    TernaryArithmeticLayer,
+    TernaryGradients,
+    UnaryArithmeticLayer,
+)
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -44,6 +52,8 @@ from .clip import (
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .loss import Loss, LossLayer, YoloParameters
+from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
     AdamWOptimizer,
@@ -53,6 +63,7 @@ from .optim import (
     SGDMomentumOptimizer,
 )
 from .pooling import Pooling, PoolingGradients, PoolingLayer
+from .quantization import dequantize, quantize
 from .random import RandomGenerator
 
 __version__ = _core.version()
@@ -66,7 +77,11 @@ __all__ = [
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "BinaryArithmeticLayer",
+    "BinaryGradients",
+    "BinaryLayer",
     "BoundOptimizer",
+    "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
@@ -74,9 +89,15 @@ __all__ = [
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Loss",
+    "LossLayer",
+    "Normalization",
+    "NormalizationGradients",
+    "NormalizationLayer",
     "Optimizer",
     "OptimizerStepError",
     "Pooling",
@@ -86,15 +107,20 @@ __all__ = [
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TernaryArithmeticLayer",
+    "TernaryGradients",
     "TransposedConvolutionLayer",
+    "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
+    "YoloParameters",
     "activation",
     "clip",
     "clip_by_global_norm",
     "clip_by_norm",
     "config",
     "convert",
+    "dequantize",
     "dtype",
     "get_matmul_precision",
     "get_num_threads",
@@ -105,6 +131,7 @@ __all__ = [
     "library_path",
     "norm",
     "norm_backward",
+    "quantize",
     "set_matmul_precision",
     "set_num_threads",
     "set_seed",

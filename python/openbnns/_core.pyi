@@ -59,6 +59,16 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
+def arithmetic_create(name: str, description: tuple[Any, ...], threads: int, /) -> Filter: ...
+def arithmetic_apply(filter: Filter, out: Array | None, /, *inputs: Array) -> Any: ...
+def arithmetic_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    accumulate: int,
+    /,
+    *inputs_and_gradients: Any,
+) -> tuple[Any, ...]: ...
 def clip_value(
     name: str,
     input: Operand,
@@ -152,6 +162,28 @@ def fully_connected_sparsify(
     denominator: int,
     /,
 ) -> bytes: ...
+def normalization_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def normalization_apply(
+    filter: Filter, x: Array, out: Array | None, training: bool, /
+) -> Any: ...
+def normalization_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    beta_gradient: GradientTarget,
+    gamma_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any, Any]: ...
 def weighted_apply(filter: Filter, x: Array, out: Array | None, /) -> Any: ...
 def weighted_backward(
     filter: Filter,
@@ -218,6 +250,39 @@ def random_categorical(
     log: bool,
     /,
 ) -> Any: ...
+def loss_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    function: int,
+    reduction: int,
+    parameter: float,
+    yolo: tuple[Any, ...] | None,
+    threads: int,
+    /,
+) -> Filter: ...
+def loss_apply(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    out: Array | None,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
+def loss_backward(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
 def pooling_create(
     name: str,
     input: Operand,
@@ -255,6 +320,16 @@ def pooling_backward(
     accumulate: int,
     /,
 ) -> tuple[Any, Any]: ...
+def quantization_direct(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    x: Array,
+    out: Array | None,
+    /,
+) -> Any: ...
 def version() -> str: ...
 def isa() -> str: ...
 def isa_reason() -> str: ...

@@ -27,12 +27,16 @@ class DTypeError(ArrayError, TypeError):
     """An array has the wrong element type, or the object is no array. Nothing is cast silently."""
 
 
+class CheckpointError(BNNSError, OSError):
+    """A checkpoint cannot be written or read; what was on the disk before is still there."""
+
+
 class CopyWarning(UserWarning):
     """An input could not be used where it lies and was copied; see ``config.warn_on_copy``."""
 
 
 for _class in (
     BNNSError, LayerCreationError, LayerApplyError, OptimizerStepError, ArrayError, DTypeError,
-    CopyWarning,
+    CheckpointError, CopyWarning,
 ):  # fmt: skip
     _class.__module__ = "openbnns"  # tracebacks name them as users import them

@@ -39,7 +39,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
     "BNNSFilterCreateLayerGram",
-    "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerPadding",
     "BNNSFilterCreateLayerPermute",
@@ -94,8 +93,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSGraphGetOutputCount",
     "BNNSGraphGetOutputNames",
     "BNNSGraphTensorFillStrides",
-    "BNNSLossFilterApplyBackwardBatch",
-    "BNNSLossFilterApplyBatch",
     "BNNSMatMul",
     "BNNSMatMulWorkspaceSize",
     "BNNSNearestNeighborsGetInfo",
@@ -132,6 +129,7 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
+    "BNNSFilterCreateLayerLoss",
     "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreateLayerTransposedConvolution",
@@ -139,6 +137,8 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
     "BNNSGetPointer",
+    "BNNSLossFilterApplyBackwardBatch",
+    "BNNSLossFilterApplyBatch",
     "BNNSNDArrayFullyConnectedSparsifySparseCOO",
     "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
@@ -191,23 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// loss
-
-BNNSFilter BNNSFilterCreateLayerLoss(const void*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerLoss");
-  return nullptr;
-}
-
-int BNNSLossFilterApplyBatch(BNNSFilter, size_t, const void*, size_t, const void*, size_t, const void*, size_t, void*,
-                             BNNSNDArrayDescriptor*, size_t) {
-  return not_implemented("BNNSLossFilterApplyBatch");
-}
-
-int BNNSLossFilterApplyBackwardBatch(BNNSFilter, size_t, const void*, size_t, BNNSNDArrayDescriptor*, size_t,
-                                     const void*, size_t, const void*, size_t, const BNNSNDArrayDescriptor*, size_t) {
-  return not_implemented("BNNSLossFilterApplyBackwardBatch");
 }
 
 // fused
