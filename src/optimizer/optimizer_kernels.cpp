@@ -1,7 +1,7 @@
 // The loops, once per target; letters as in optimizer.h. A rule is a struct: how many accumulators it has, and what it
 // makes of one vector of each.
 #include "optimizer/optimizer.h"
-#include "simd/vec.h"
+#include "simd/fused.h"
 
 namespace obn::OBN_TARGET::optimizer {
 
@@ -16,10 +16,16 @@ extern const obn::optimizer::Kernels kernels;
 
 namespace {
 
+// A value must not depend on whether it lies in a whole vector or at an end of the array: sums of products say which one
+// is fused, and what the compiler could fuse by itself is held.
+
+// a·x + b·y
+OBN_INLINE F blend(float a, F x, float b, F y) { return fused(splat(a), x, splat(b) * y); }
+
 // g = scale·clamp(g) + penalty(w)
 OBN_INLINE F penalized(const Numbers& c, F w, F g) {
-  g = max(splat(c.low), min(splat(c.high), g)) * splat(c.scale);
-  if (c.penalty == Penalty::l2) return g + splat(c.penalty_scale) * w;
+  g = held(max(splat(c.low), min(splat(c.high), g)) * splat(c.scale));
+  if (c.penalty == Penalty::l2) return fused(splat(c.penalty_scale), w, g);
   if (c.penalty == Penalty::l1) {
     const F step = splat(c.penalty_scale);
     return w > 0.0f ? g + step : (w < 0.0f ? g - step : g);
@@ -29,17 +35,17 @@ OBN_INLINE F penalized(const Numbers& c, F w, F g) {
 
 struct Sgd {
   static constexpr size_t kRoles = 0;
-  OBN_INLINE F step(const Numbers& c, F w, F g, F*) { return w - splat(c.rate) * g; }
+  OBN_INLINE F step(const Numbers& c, F w, F g, F*) { return fused(splat(-c.rate), g, w); }
 };
 
 template <bool nesterov>
 struct Momentum0 {
   static constexpr size_t kRoles = 1;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
-    const F m = splat(c.momentum), before = a[0];
-    a[0] = m * before - splat(c.rate) * g;
+    const F before = a[0];
+    a[0] = blend(c.momentum, before, -c.rate, g);
     w = w + a[0];
-    return nesterov ? w + m * (a[0] - before) : w;
+    return nesterov ? fused(splat(c.momentum), a[0] - before, w) : w;
   }
 };
 
@@ -48,15 +54,15 @@ struct Momentum1 {
   static constexpr size_t kRoles = 1;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
     const F m = splat(c.momentum);
-    a[0] = m * a[0] + g;
-    return w - splat(c.rate) * (nesterov ? g + m * a[0] : a[0]);
+    a[0] = fused(m, a[0], g);
+    return fused(splat(-c.rate), nesterov ? fused(m, a[0], g) : a[0], w);
   }
 };
 
 struct Momentum2 {
   static constexpr size_t kRoles = 1;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
-    a[0] = splat(c.momentum) * a[0] + splat(c.rate) * g;
+    a[0] = blend(c.momentum, a[0], c.rate, g);
     return w - a[0];
   }
 };
@@ -65,11 +71,11 @@ template <bool amsgrad>
 struct Adam {
   static constexpr size_t kRoles = amsgrad ? 3 : 2;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
-    a[0] = splat(c.beta1) * a[0] + splat(c.rest1) * g;
-    a[1] = splat(c.beta2) * a[1] + splat(c.rest2) * (g * g);
+    a[0] = blend(c.beta1, a[0], c.rest1, g);
+    a[1] = blend(c.beta2, a[1], c.rest2, g * g);
     F square = a[1];
     if constexpr (amsgrad) square = a[2] = max(a[2], a[1]);
-    return splat(c.keep) * w - splat(c.rate) * a[0] / (sqrt(square) + splat(c.epsilon));
+    return fused(splat(c.keep), w, splat(-c.rate) * a[0] / (sqrt(square) + splat(c.epsilon)));
   }
 };
 
@@ -77,20 +83,19 @@ template <bool centered, bool momentum>
 struct RmsProp {
   static constexpr size_t kRoles = 1 + centered + momentum;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
-    const F alpha = splat(c.beta2), rest = splat(c.rest2);
-    a[0] = alpha * a[0] + rest * (g * g);
+    a[0] = blend(c.beta2, a[0], c.rest2, g * g);
     F square = a[0];
     if constexpr (centered) {
-      a[1] = alpha * a[1] + rest * g;
-      square = max(F{}, square - a[1] * a[1]);
+      a[1] = blend(c.beta2, a[1], c.rest2, g);
+      square = max(F{}, fused(-a[1], a[1], square));
     }
-    const F change = splat(c.rate) * g / (sqrt(square) + splat(c.epsilon));
+    const F change = splat(-c.rate) * g / (sqrt(square) + splat(c.epsilon));
     if constexpr (momentum) {
       F& last = a[kRoles - 1];
-      last = splat(c.momentum) * last - change;
+      last = fused(splat(c.momentum), last, change);
       return w + last;
     }
-    return w - change;
+    return w + change;
   }
 };
 

@@ -159,6 +159,39 @@ TEST(optimizer_rules_match_ref_on_every_target) {
   }
 }
 
+// Where an array lies must not matter: ends and whole vectors round alike.
+TEST(optimizer_same_bits_wherever_arrays_lie) {
+  constexpr size_t n = 75, room = n + 32;
+  Random random(8);
+  std::vector<float> w(n), g(n), a(kMaxRoles * n);
+  random.fill(w);
+  random.fill(g);
+  for (float& v : a) v = 0.01f + std::fabs(random.real());
+  for (Isa isa : kIsas) {
+    if (!has_isa(isa)) continue;
+    for (size_t r = 0; r < kRules; ++r) {
+      for (Penalty penalty : {Penalty::none, Penalty::l1, Penalty::l2}) {
+        Numbers c{-1.5f, 1.5f, 0.3f, penalty, 0.013f, 0.07f, 0.9f, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 0.999f};
+        std::vector<float> first;
+        for (size_t offset = 0; offset <= 16; ++offset) {
+          alignas(64) float memory[2 + kMaxRoles][room];
+          float* place[2 + kMaxRoles];
+          for (size_t k = 0; k < 2 + kMaxRoles; ++k) place[k] = memory[k] + offset + (k == 1 ? offset % 3 : 0);
+          std::copy_n(w.data(), n, place[0]);
+          std::copy_n(g.data(), n, place[1]);
+          for (size_t k = 0; k < kMaxRoles; ++k) std::copy_n(a.data() + k * n, n, place[2 + k]);
+          targets.at(isa).run[r](c, place[0], place[1], place + 2, n);
+          std::vector<float> found(place[0], place[0] + n);
+          for (size_t k = 0; k < kMaxRoles; ++k) found.insert(found.end(), place[2 + k], place[2 + k] + n);
+          if (offset == 0) first = found;
+          CHECK(found == first, "%s rule %zu penalty %d offset %zu", name_of(isa), r, static_cast<int>(penalty),
+                offset);
+        }
+      }
+    }
+  }
+}
+
 // The fields of every function, through the interface, ten steps: sums over several tensors and pieces.
 TEST(optimizer_functions_follow_their_formulas) {
   const std::vector<size_t> sizes = {1, 17, 20000, 3, 40000, 64};

@@ -122,6 +122,27 @@ TEST(random_kernels_match_ref_and_each_other) {
   }
 }
 
+// The same on every machine: a checksum (FNV-1a) of the bits, recorded on x86-64.
+TEST(random_numbers_have_recorded_bits) {
+  const Generator generator(20);
+  std::vector<float> y(4001);
+  auto to = array_of(BNNSDataLayoutVector, {4001}, y.data());
+  uint32_t sum = 2166136261u;
+  const auto add = [&] {
+    for (float v : y) {
+      uint32_t bits;
+      std::memcpy(&bits, &v, sizeof bits);
+      for (int k = 0; k < 4; ++k) sum = (sum ^ (bits >> 8 * k & 0xff)) * 16777619u;
+    }
+  };
+  CHECK(BNNSRandomFillUniformFloat(generator.handle, &to, -0.3f, 1.7f) == 0, "%s", obn_last_error());
+  add();
+  CHECK(sum == 0xdc81d62eu, "uniform 0x%08x", sum);
+  CHECK(BNNSRandomFillNormalFloat(generator.handle, &to, 0.1f, 0.7f) == 0, "%s", obn_last_error());
+  add();
+  CHECK(sum == 0x96379d87u, "normal 0x%08x", sum);
+}
+
 TEST(random_fills_respect_strides_types_and_threads) {
   const size_t before = obn_get_num_threads();
   const BNNSDataType types[] = {BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16, BNNSDataTypeInt8,
