@@ -84,7 +84,8 @@ struct Forward {
   const float *gamma = nullptr, *beta = nullptr;  // one value each
   float low = 0.0f;
   bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
-  size_t ahead = 0;            // what is read next lies so many values further on; 0: elsewhere
+  Runs next;                              // of the same shape: their moments are gathered on the way
+  RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
@@ -118,7 +119,6 @@ struct Gradient {
   const float* gamma = nullptr;  // one value
   float mean_g = 0.0f, mean_g_xhat = 0.0f;
   bool accumulate = false, stream = false;
-  size_t ahead = 0;              // as in Forward
 };
 
 // Gradients of up to kRowsTogether rows with the same γ.
