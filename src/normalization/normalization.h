@@ -76,6 +76,9 @@ struct Sums {
   double dz = 0.0, dz_xhat = 0.0;
 };
 
+// Up to this length the moments of many runs are had at a time, not those of the next run on the way.
+inline constexpr size_t kShortRun = 128;
+
 // y = max(low, γ·x̂ + β) on `count` runs of `length` values. low is 0 for ReLU, else -infinity.
 struct Forward {
   size_t count = 0, length = 0;

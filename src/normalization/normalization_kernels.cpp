@@ -11,6 +11,7 @@ using obn::normalization::Forward;
 using obn::normalization::Gradient;
 using obn::normalization::kColumns;
 using obn::normalization::kRowsTogether;
+using obn::normalization::kShortRun;
 using obn::normalization::Mask;
 using obn::normalization::Moments;
 using obn::normalization::RowForward;
@@ -192,15 +193,16 @@ Moments block_moments(const float* x, size_t length) {
   return moments_of(gathered, length);
 }
 
-// The same of up to kLanes blocks, one per lane where all lanes are added up.
-void some_block_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
+// The same of up to kLanes blocks, one per lane where all lanes are added up. Block k is at(k).
+template <class At>
+OBN_INLINE void some_block_moments(const At& at, size_t count, size_t length, RunMoments* moments) {
   F first[kLanes], second[kLanes];
   float about[kLanes], firsts[kLanes], seconds[kLanes];
   for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
-  for (size_t k = 0; k < count; ++k) first[k] = run_sum(x.data + k * x.step, beginning_of(length));
+  for (size_t k = 0; k < count; ++k) first[k] = run_sum(at(k), beginning_of(length));
   store(about, sum_each(first) / splat(static_cast<float>(beginning_of(length))));
   for (size_t k = 0; k < count; ++k) {
-    Gathered gathered = {x.data + k * x.step, splat(about[k])};
+    Gathered gathered = {at(k), splat(about[k])};
     gathered.rest(0, length);
     first[k] = gathered.first_sum();
     second[k] = gathered.second_sum();
@@ -208,7 +210,7 @@ void some_block_moments(const Runs& x, size_t count, size_t length, RunMoments* 
   store(firsts, sum_each(first));
   store(seconds, sum_each(second));
   for (size_t k = 0; k < count; ++k) {
-    const Moments m = moments_about(x.data + k * x.step, length, about[k], firsts[k], seconds[k]);
+    const Moments m = moments_about(at(k), length, about[k], firsts[k], seconds[k]);
     moments[k] = {m.mean, m.squares};
   }
 }
@@ -223,9 +225,10 @@ Moments long_moments(const float* x, size_t length) {
 
 void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
   size_t k = 0;
-  if (length <= 8 * kLanes) {  // so short that adding up the lanes counts
+  if (length <= kShortRun) {  // adding up the lanes counts
     for (; k + 1 < count; k += kLanes)
-      some_block_moments({x.data + k * x.step, x.step}, k + kLanes < count ? kLanes : count - k, length, moments + k);
+      some_block_moments([&](size_t i) { return x.data + (k + i) * x.step; }, k + kLanes < count ? kLanes : count - k,
+                         length, moments + k);
   }
   for (; k < count; ++k) {
     const Moments m = long_moments(x.data + k * x.step, length);
@@ -359,19 +362,34 @@ void channel_forward(const Forward& job) {
 
 Standard standard_of_row(const Moments& m, float epsilon) { return standard_of(m.mean, m.squares / m.count, epsilon); }
 
+void short_row_standards(RowForward* job) {
+  RunMoments moments[kRowsTogether];
+  const double inverse = 1.0 / static_cast<double>(job->length);
+  for (size_t k = 0; k < job->rows; k += kLanes)
+    some_block_moments([&](size_t i) { return job->x[k + i]; }, k + kLanes < job->rows ? kLanes : job->rows - k,
+                       job->length, moments + k);
+  for (size_t k = 0; k < job->rows; ++k)
+    job->standard[k] = standard_of(moments[k].mean, moments[k].squares * inverse, job->epsilon);
+}
+
 template <bool copies, bool streams, class Parameters>
 OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
   const size_t length = job->length, ahead = job->ahead;
   const float epsilon = job->epsilon;
-  job->standard[0] = standard_of_row(long_moments(job->x[0], length), epsilon);
+  if (length <= kShortRun) {
+    short_row_standards(job);
+  } else {
+    job->standard[0] = standard_of_row(long_moments(job->x[0], length), epsilon);
+  }
   for (size_t k = 0; k < job->rows; ++k) {
     const Output<copies, streams, Parameters> output = {
         job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
         parameters};
     size_t o = begin_output(output, length);
-    if (k + 1 == job->rows || length > kBlock) {
+    if (k + 1 == job->rows || length > kBlock || length <= kShortRun) {
       output.rest(o, length);
-      if (k + 1 < job->rows) job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
+      if (k + 1 < job->rows && length > kBlock)
+        job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
       continue;
     }
     Gathered next = gather_about(job->x[k + 1], length);

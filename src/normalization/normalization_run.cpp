@@ -309,7 +309,8 @@ class ForwardCall {
     take_statistics(g, run, &m.mean, &variance);
     job.standard = standard_of(m.mean, variance, plan_.epsilon);
     if (state_) keep(g, job.standard);
-    const bool gathers = has_next && needs_moments() && !moments_ && x_ready_ && count <= kMomentsTogether;
+    const bool gathers = has_next && needs_moments() && !moments_ && x_ready_ && count <= kMomentsTogether &&
+                         plan_.length > kShortRun;
     if (gathers) {
       job.next = runs_in(plan_, x_, span_of(plan_, batch_, g + 1));
       job.next_moments = moments;
