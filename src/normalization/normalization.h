@@ -195,6 +195,7 @@ struct State {
 
   // Room for a batch, kept or grown; -1 with a sentence, and then what was there is still there.
   int reserve(const Plan& plan, const Options& options, size_t batch);
+  static size_t bytes_for(const Plan& plan, size_t batch);  // SIZE_MAX with a sentence: cannot be addressed
   void release(const Options& options) { options.release(block); }
 };
 
@@ -226,6 +227,25 @@ struct Range {
   uintptr_t first, end;
 };
 
+// The arguments of a backward call, as they come, and checked.
+struct BackwardArguments {
+  size_t batch;
+  BNNSNDArrayDescriptor* dx;  // NULL: not wanted, as are dbeta and dgamma
+  size_t dx_stride;
+  const void* y;
+  size_t y_stride;
+  const BNNSNDArrayDescriptor* dy;
+  size_t dy_stride;
+  BNNSNDArrayDescriptor *dbeta, *dgamma;
+};
+struct Gradients {
+  View dy_view, dx_view, beta_view, gamma_view;
+  size_t dy_stride = 0, y_stride = 0;
+  Tensor dy, y, dx;  // y: not given where the activation is the identity
+  bool accumulate = false;
+  ParameterGradient dbeta, dgamma;
+};
+
 class Normalization final : public Filter {
  public:
   explicit Normalization(const Options& options);
@@ -233,12 +253,19 @@ class Normalization final : public Filter {
 
   int prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
   int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
-  int apply_normalization_backward(size_t batch, BNNSNDArrayDescriptor* dx, size_t dx_stride, const void* y,
-                                   size_t y_stride, const BNNSNDArrayDescriptor* dy, size_t dy_stride,
-                                   BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma);
+  int apply_normalization_backward(const BackwardArguments& arguments);
   size_t work_bytes(size_t batch) const override;
+  size_t kept_bytes(size_t batch) const override { return State::bytes_for(plan, batch); }
 
-  Plan plan;  // tests change its kernels
+  // For layers that end in this one and run its plan themselves: their checks.
+  const View& input() const { return x_; }
+  const View& output() const { return y_; }
+  int check_output(size_t batch, const void* y, size_t requested, size_t* stride) const;  // of a forward call
+  int check(const BackwardArguments& arguments, Gradients* g) const;
+  int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
+
+  Plan plan;    // tests change its kernels
+  State state;
 
  private:
   int prepare_geometry(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
@@ -254,7 +281,6 @@ class Normalization final : public Filter {
                            const char* argument, View* view, ParameterGradient* gradient) const;
 
   View x_, y_;
-  State state_;
   bool has_gamma_ = false, has_beta_ = false;  // given by the caller
   void* gamma_block_ = nullptr;
   void* beta_block_ = nullptr;

@@ -707,15 +707,28 @@ class BackwardCall {
 
 }  // namespace
 
-int State::reserve(const Plan& plan, const Options& options, size_t samples) {
-  size_t values, needed;
+namespace {
+
+// x̂, with a cache line in front of it to choose the alignment; r follows.
+size_t xhat_bytes(const Plan& plan, size_t samples) {
+  return (samples * plan.sample() * sizeof(float) + 2 * kAlignment - 1) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+size_t State::bytes_for(const Plan& plan, size_t samples) {
+  size_t values;
   const size_t groups = plan.groups(samples);
-  if (__builtin_mul_overflow(samples, plan.sample(), &values) || values > SIZE_MAX / 16 || groups > SIZE_MAX / 16)
-    return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
-  // x̂, with a cache line in front of it to choose the alignment, then r
-  const size_t r_bytes = (groups * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
-  const size_t xhat_bytes = (values * sizeof(float) + 2 * kAlignment - 1) / kAlignment * kAlignment;
-  needed = xhat_bytes + r_bytes;
+  if (__builtin_mul_overflow(samples, plan.sample(), &values) || values > SIZE_MAX / 16 || groups > SIZE_MAX / 16) {
+    fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
+    return SIZE_MAX;
+  }
+  return xhat_bytes(plan, samples) + (groups * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int State::reserve(const Plan& plan, const Options& options, size_t samples) {
+  const size_t needed = bytes_for(plan, samples);
+  if (needed == SIZE_MAX) return -1;
   if (needed > bytes) {
     void* fresh = options.get(needed);
     if (!fresh) return -1;
@@ -724,7 +737,7 @@ int State::reserve(const Plan& plan, const Options& options, size_t samples) {
     bytes = needed;
     batch = 0;
   }
-  r = reinterpret_cast<float*>(static_cast<std::byte*>(block) + xhat_bytes);
+  r = reinterpret_cast<float*>(static_cast<std::byte*>(block) + xhat_bytes(plan, samples));
   return 0;
 }
 
