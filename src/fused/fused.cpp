@@ -1,7 +1,9 @@
 // Fused layers, the desk: checks every argument of both layers, then runs them on z and u, which nobody else sees.
 //
-// What a pair with a normalization holds: its two layers, and what the normalization keeps between a training call and
-// its gradients. z and u lie in the workspace of the calling thread. Letters as in fused.h.
+// What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values the
+// three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a float32
+// copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling thread, as u
+// does. Letters as in fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -86,6 +88,7 @@ class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
       : Fused(kKind, options), first_(options, type), second_(options) {}
+  ~Normalized() override { options().release(z_); }
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
     BNNSLayerParametersNormalization block = *static_cast<const BNNSLayerParametersNormalization*>(blocks[1]);
@@ -101,7 +104,7 @@ class Normalized final : public Fused {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
   }
   size_t work_bytes(size_t batch) const override;
-  size_t kept_bytes(size_t batch) const override { return second_.kept_bytes(batch); }
+  size_t kept_bytes(size_t batch) const override;
 
  private:
   using Tensor = normalization::Tensor;
@@ -109,10 +112,52 @@ class Normalized final : public Fused {
   int check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
                    const normalization::Gradients& g) const;
   Tensor tensor(const void* data) const { return Tensor(first_.output(), data, first_.output().count); }
+  bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
+  bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
+  int reserve(size_t batch);
 
   First first_;
   normalization::Normalization second_;
+  std::byte* z_ = nullptr;  // of the last training call
+  size_t z_bytes_ = 0;
 };
+
+// Room for what a training call keeps, or -1 with a sentence.
+template <class First>
+int Normalized<First>::reserve(size_t batch) {
+  normalization::State& state = second_.state;
+  if (state.reserve(second_.plan, options(), batch, !keeps_z()) != 0) return -1;
+  if (!keeps_z()) return 0;
+  const size_t needed = batch * first_.output().count * sizeof(float);
+  if (needed <= z_bytes_) return 0;
+  auto* fresh = static_cast<std::byte*>(options().get(needed));
+  if (!fresh) return -1;
+  options().release(z_);
+  z_ = fresh;
+  z_bytes_ = needed;
+  state.batch = 0;
+  return 0;
+}
+
+template <class First>
+size_t Normalized<First>::kept_bytes(size_t batch) const {
+  const size_t state = normalization::State::bytes_for(second_.plan, batch, !keeps_z());
+  size_t z = 0;
+  if (state == SIZE_MAX ||
+      (keeps_z() && __builtin_mul_overflow(batch, first_.output().count * sizeof(float), &z)) || z > SIZE_MAX / 2) {
+    fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
+    return SIZE_MAX;
+  }
+  return state + z;
+}
+
+// True where y has the shape of z without gaps: then an inference needs no other memory for z.
+template <class First>
+bool Normalized<First>::takes_place_of(const void* y, size_t y_step, size_t batch) const {
+  const View& z = first_.output();
+  return activation::same_place({&second_.output(), y, y_step}, {&z, y, z.count}, batch) &&
+         second_.output().type == z.type;
+}
 
 template <class First>
 int Normalized<First>::apply_fused(const ForwardArguments& a) {
@@ -123,18 +168,22 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
       first_.check_apart(a, f, {"output", &second_.output(), a.y, y_step, a.batch}) != 0)
     return -1;
   const Tensor to(second_.output(), a.y, y_step);
-  const auto lay_out = [&](Room* room, std::byte** work) {
-    std::byte* z = room->values(first_.output(), a.batch);
-    *work = room->take(std::max(first_.bytes(f, a.batch),
-                                forward_bytes(second_.plan, a.batch, tensor(&f), to, a.training)));
-    return z;
+  const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
+  size_t kept;
+  if (keeps && __builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept))
+    return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
+  const auto lay_out = [&](Room* room, std::byte** z) {
+    if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);
+    const size_t bytes = forward_bytes(second_.plan, a.batch, tensor(&f), to, a.training);
+    return room->take(std::max({first_.bytes(f, a.batch), bytes, size_t{1}}));
   };
   Room counted;
-  std::byte* work;
-  lay_out(&counted, &work);
+  std::byte* z = static_cast<std::byte*>(a.y);
+  lay_out(&counted, &z);
   Room room(workspace_for(counted));
-  std::byte* z = lay_out(&room, &work);
-  if (!z || (a.training && second_.state.reserve(second_.plan, options(), a.batch) != 0)) return -1;
+  std::byte* work = lay_out(&room, &z);
+  if (!work || (a.training && reserve(a.batch) != 0)) return -1;
+  if (keeps) z = z_;
   first_.run(f, 0, a.batch, z, work);
   forward(second_.plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work);
   return 0;
@@ -185,7 +234,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
     return -1;
   const bool first_is_wanted = First::is_wanted(a);
   typename First::Backward b;
-  if (first_is_wanted && first_.check(a, nullptr, &b) != 0) return -1;
+  if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
   const auto lay_out = [&](Room* room, std::byte** work) {
