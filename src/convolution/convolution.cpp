@@ -444,6 +444,17 @@ void Convolution::run_forward(Run run, size_t batch, const Images& x, const Imag
   }
 }
 
+bool Convolution::runs_alone(const Run& run, const Images& x) const {
+  return !is_integer_ && !needs_rows_ && x.is_direct() && w_ && (b_ || !has_bias_) &&
+         bytes_to_output(run.choice, 1) == 0;
+}
+
+void Convolution::run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const {
+  run.problem.batch = count;
+  run.threads = 1;
+  to_output(run, x.planes(first), w_, y.planes(first), b_);
+}
+
 // ---- backward ----
 
 struct Convolution::BackwardWork {
@@ -602,6 +613,17 @@ void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) co
   const BackwardWork work = lay_out_backward(&parts, run, g);
   if (work.w) expand_weights(weights_, order_, false, run.threads, work.w);
   backward_floats(&run, work, g);
+}
+
+bool Convolution::runs_alone(const Run& run, const Gradients& g) const {
+  return g.dx.data && g.dx.is_direct() && w_ && bytes_to_input(run.choice, 1) == 0 &&
+         !(transposed_ && g.dx_view.accumulate);
+}
+
+void Convolution::run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const {
+  run.problem.batch = count;
+  run.threads = 1;
+  to_input(run, dense_planes(output_, dz), w_, g.dx.planes(first), g.dx_view.accumulate);
 }
 
 void Convolution::backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const {

@@ -177,6 +177,12 @@ class Convolution final : public Filter {
   size_t backward_bytes(const Run& run, const Gradients& g) const;
   void run_backward(Run run, const Gradients& g, std::byte* block) const;
 
+  // Some samples alone on the calling thread, where that takes no work: y of float32 images, and dx of dz (count, …).
+  bool runs_alone(const Run& run, const Images& x) const;
+  void run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const;
+  bool runs_alone(const Run& run, const Gradients& g) const;
+  void run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const;
+
  private:
   struct Parts;          // convolution.cpp
   struct ForwardWork;

@@ -7,6 +7,9 @@
 // a sentence before anything is written, then the size of the work, then the run, which cannot fail. z and u are
 // memory of the pair, samples one after the other without gaps, of the type that the descriptors between the two
 // layers give.
+//
+// Some first layers can be run in parts, each alone on one thread, which goes on with it while it is near: one channel
+// of one sample (arithmetic), or whole samples. Then z and u are float32.
 #pragma once
 
 #include <cstddef>
@@ -73,6 +76,9 @@ class ConvolutionFirst {
   size_t bytes(const Forward& f, size_t batch) const;
   // Samples first … first + batch - 1; z starts with the first of them.
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  bool runs_in_parts(const Forward& f) const { return layer_.runs_alone(f.run, f.x); }
+  size_t part_channels() const { return layer_.output().extent[2]; }
+  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;  // z: of all samples
 
   struct Backward {
     convolution::Gradients g;
@@ -85,6 +91,9 @@ class ConvolutionFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
+  bool runs_in_parts(const Backward& b) const { return layer_.runs_alone(b.run, b.g); }
+  void run_part(const Backward& b, size_t sample, size_t, float* u) const { layer_.run_alone(b.run, b.g, u, sample, 1); }
+  void finish_parts(Backward* b, void* u, std::byte* work) const;  // what is summed over the samples
 
  private:
   convolution::Convolution layer_;
@@ -113,6 +122,9 @@ class FullyConnectedFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward& f, size_t batch) const;
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  static bool runs_in_parts(const Forward&) { return false; }
+  static size_t part_channels() { return 1; }
+  static void run_part(const Forward&, size_t, size_t, float*) {}
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -122,6 +134,9 @@ class FullyConnectedFirst {
   size_t read(const Backward& b, Place* places) const;
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
+  static bool runs_in_parts(const Backward&) { return false; }
+  static void run_part(const Backward&, size_t, size_t, float*) {}
+  static void finish_parts(Backward*, void*, std::byte*) {}
 
  private:
   fully_connected::FullyConnected layer_;
@@ -148,6 +163,9 @@ class ArithmeticFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward&, size_t) const { return 0; }
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  bool runs_in_parts(const Forward&) const { return has_channels_; }
+  static size_t part_channels() { return 1; }
+  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -157,9 +175,16 @@ class ArithmeticFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
+  bool runs_in_parts(const Backward&) const { return has_channels_; }
+  void run_part(const Backward& b, size_t sample, size_t channel, float* u) const;  // u: of this part
+  static void finish_parts(Backward*, void*, std::byte*) {}
 
  private:
+  int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
+
   arithmetic::Plan plan_;
+  arithmetic::Plan channel_;   // the same for images of one channel
+  bool has_channels_ = false;  // all operands are images of the output's shape, one per sample
   size_t threads_;
 };
 

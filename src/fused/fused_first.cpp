@@ -66,6 +66,11 @@ void ConvolutionFirst::run(const Forward& f, size_t first, size_t batch, void* z
   layer_.run_forward(f.run, batch, x, {&layer_.output(), static_cast<std::byte*>(z), layer_.output().count}, work);
 }
 
+void ConvolutionFirst::run_part(const Forward& f, size_t sample, size_t, float* z) const {
+  const View& out = layer_.output();
+  layer_.run_alone(f.run, f.x, {&out, reinterpret_cast<std::byte*>(z), out.count}, sample, 1);
+}
+
 bool ConvolutionFirst::is_wanted(const BackwardArguments& a) {
   return a.dx || (a.parameters && (a.parameters[0] || a.parameters[1]));
 }
@@ -98,6 +103,11 @@ size_t ConvolutionFirst::bytes(Backward* b) const {
 void ConvolutionFirst::run(Backward* b, void* u, std::byte* work) const {
   b->g.dy.data = static_cast<std::byte*>(u);
   layer_.run_backward(b->run, b->g, work);
+}
+
+void ConvolutionFirst::finish_parts(Backward* b, void* u, std::byte* work) const {
+  b->g.dx.data = nullptr;  // it is done
+  run(b, u, work);
 }
 
 // ---- fully connected ----
@@ -178,25 +188,50 @@ const BNNSNDArrayDescriptor* ArithmeticFirst::output_of(const void* block) {
   }
 }
 
-int ArithmeticFirst::prepare(const void* block) {
-  BNNSLayerParametersArithmetic parameters = *static_cast<const BNNSLayerParametersArithmetic*>(block);
+namespace {
+
+// Reads the block with a packed output; `change` may alter every operand before.
+template <class Change>
+int read_plan(BNNSLayerParametersArithmetic parameters, size_t threads, const Change& change, arithmetic::Plan* plan) {
   const void* fields = parameters.arithmetic_function_fields;
-  const auto read = [&](auto operands) {
+  const auto read = [&](auto operands, auto... inputs) {
+    (change(&(operands.*inputs)), ...);
     pack(&operands.out);
+    change(&operands.out);
     parameters.arithmetic_function_fields = &operands;
-    return plan_.read(parameters, threads_);
+    return plan->read(parameters, threads);
   };
-  int status;
   switch (arithmetic::inputs_of(parameters.arithmetic_function)) {
-    case 1: status = read(*static_cast<const BNNSArithmeticUnary*>(fields)); break;
-    case 2: status = read(*static_cast<const BNNSArithmeticBinary*>(fields)); break;
-    default: status = read(*static_cast<const BNNSArithmeticTernary*>(fields)); break;
+    case 1: return read(*static_cast<const BNNSArithmeticUnary*>(fields), &BNNSArithmeticUnary::in);
+    case 2:
+      return read(*static_cast<const BNNSArithmeticBinary*>(fields), &BNNSArithmeticBinary::in1,
+                  &BNNSArithmeticBinary::in2);
+    default:
+      return read(*static_cast<const BNNSArithmeticTernary*>(fields), &BNNSArithmeticTernary::in1,
+                  &BNNSArithmeticTernary::in2, &BNNSArithmeticTernary::in3);
   }
-  if (status != 0) return -1;
+}
+
+}  // namespace
+
+// A second plan for one channel, where channels are alike.
+int ArithmeticFirst::prepare_channels(const BNNSLayerParametersArithmetic& parameters) {
+  const View& z = plan_.output();
+  has_channels_ = z.layout == BNNSDataLayoutImageCHW;
+  for (size_t k = 0; k < plan_.inputs(); ++k)
+    has_channels_ &= plan_.input_role(k) == BNNSSample && plan_.input(k).count == z.count;
+  if (!has_channels_) return 0;
+  const auto one_channel = [](BNNSNDArrayDescriptor* operand) { operand->size[2] = 1; };
+  return read_plan(parameters, threads_, one_channel, &channel_);
+}
+
+int ArithmeticFirst::prepare(const void* block) {
+  const auto& parameters = *static_cast<const BNNSLayerParametersArithmetic*>(block);
+  if (read_plan(parameters, threads_, [](BNNSNDArrayDescriptor*) {}, &plan_) != 0) return -1;
   if (plan_.output_role() != BNNSSample)
     return fail("output: expected the descriptor type sample before a normalization; got %s",
                 plan_.output_role() == BNNSConstant ? "constant" : "parameter");
-  return 0;
+  return prepare_channels(parameters);
 }
 
 int ArithmeticFirst::check(const ForwardArguments& a, Forward* f) const {
@@ -217,6 +252,26 @@ void ArithmeticFirst::run(const Forward& f, size_t, size_t, void* z, std::byte*)
   Forward call = f;
   call.y = {&plan_.output(), static_cast<std::byte*>(z), plan_.output().count};
   plan_.run(call);
+}
+
+namespace {
+
+// One channel of one sample of an operand, as the plan of one channel has it.
+arithmetic::Operand part_of(const arithmetic::Operand& operand, const View& view, size_t sample, size_t channel) {
+  if (!operand.data) return {&view, nullptr, 0};
+  const size_t at = sample * operand.step + channel * operand.view->stride[2];
+  return {&view, operand.data + at * bytes_of(view.type), operand.step};
+}
+
+}  // namespace
+
+void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, float* z) const {
+  Forward part;
+  part.batch = 1;
+  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], channel_.input(k), sample, channel);
+  const View& out = plan_.output();
+  part.y = part_of({&out, reinterpret_cast<std::byte*>(z), out.count}, channel_.output(), sample, channel);
+  channel_.run(part);
 }
 
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {
@@ -242,6 +297,26 @@ size_t ArithmeticFirst::read(const Backward& b, Place* places) {
 void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   b->dy = {&plan_.output(), static_cast<std::byte*>(u), plan_.output().count};
   plan_.run(*b, work);
+}
+
+void ArithmeticFirst::run_part(const Backward& b, size_t sample, size_t channel, float* u) const {
+  Backward part;
+  part.batch = 1;
+  part.from_y = b.from_y;
+  part.targets = b.targets;
+  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(b.x[k], channel_.input(k), sample, channel);
+  part.y = part_of(b.y, channel_.output(), sample, channel);
+  part.dy = {&channel_.output(), reinterpret_cast<std::byte*>(u), channel_.output().count};
+  for (size_t t = 0; t < b.targets; ++t) {
+    View& view = part.dx_view[t];
+    view = b.dx_view[t];
+    view.extent[2] = 1;
+    view.count = view.extent[0] * view.extent[1];
+    view.span = 1 + (view.extent[0] - 1) * view.stride[0] + (view.extent[1] - 1) * view.stride[1];
+    part.dx[t] = part_of(b.dx[t], view, sample, channel);
+    part.sources[t] = b.sources[t];
+  }
+  channel_.run(part, nullptr);
 }
 
 }  // namespace obn::fused

@@ -271,6 +271,9 @@ void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const
 void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work);
+// Of run `run` of sample n alone, into dx (P); not for columns.
+void backward_run(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t n, size_t run,
+                  float* dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
 
 // ---- the layer ----
 

@@ -563,8 +563,30 @@ class BackwardCall {
     }
     const size_t runs = count * plan_.runs;
     by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
-      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
+      for (size_t k = from; k < from + some; ++k) {
+        const size_t s = k / plan_.runs, r = k % plan_.runs;
+        input_run(first + s, r, address(dx_, s, r * plan_.length));
+      }
     });
+  }
+
+  // Run r of sample n.
+  void input_run(size_t n, size_t r, float* dx) const {
+    const Span span = {n, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    Gradient job = job_of(span, g, stage);
+    job.dx = {dx, 0};
+    job.stream = false;
+    set_means(&job, g);
+    if (plan_.is_rows) {
+      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+      plan_.kernels->row_gradient(job);
+    } else {
+      set_channel(&job, r);
+      plan_.kernels->channel_gradient(job);
+    }
   }
 
  private:
@@ -659,25 +681,6 @@ class BackwardCall {
   void set_means(Gradient* job, size_t g) const {
     job->mean_g = work_.means[g].g;
     job->mean_g_xhat = work_.means[g].g_xhat;
-  }
-
-  // Run r of sample first + s.
-  void input_run(size_t first, size_t s, size_t r) const {
-    const Span span = {first + s, 1, r * plan_.length, plan_.length};
-    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
-    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
-    if (stages_) make_dz(span, stage);
-    Gradient job = job_of(span, g, stage);
-    job.dx = {address(dx_, s, span.first), 0};
-    job.stream = false;
-    set_means(&job, g);
-    if (plan_.is_rows) {
-      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
-      plan_.kernels->row_gradient(job);
-    } else {
-      set_channel(&job, r);
-      plan_.kernels->channel_gradient(job);
-    }
   }
 
   // ---- columns ----
@@ -948,6 +951,12 @@ void backward_input(const Plan& plan, const State& state, const Tensor& dy, cons
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work) {
   BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
+}
+
+void backward_run(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t n, size_t run,
+                  float* dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  const Tensor none;
+  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).input_run(n, run, dx);
 }
 
 }  // namespace normalization
