@@ -135,6 +135,7 @@ class Plan {
 
   const View& input(size_t k) const { return x_[k]; }
   const View& output() const { return y_; }
+  Function function() const { return function_; }
   size_t inputs() const { return inputs_; }
   bool has_activation() const { return !activation_.is_identity(); }
   BNNSDescriptorType input_role(size_t k) const { return x_role_[k]; }

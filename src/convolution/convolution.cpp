@@ -615,17 +615,6 @@ void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) co
   backward_floats(&run, work, g);
 }
 
-bool Convolution::runs_alone(const Run& run, const Gradients& g) const {
-  return g.dx.data && g.dx.is_direct() && w_ && bytes_to_input(run.choice, 1) == 0 &&
-         !(transposed_ && g.dx_view.accumulate);
-}
-
-void Convolution::run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const {
-  run.problem.batch = count;
-  run.threads = 1;
-  to_input(run, dense_planes(output_, dz), w_, g.dx.planes(first), g.dx_view.accumulate);
-}
-
 void Convolution::backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const {
   const size_t channels = output_.extent[2];
   if (work.sums) std::fill_n(work.sums, channels, 0.0);
@@ -651,6 +640,66 @@ void Convolution::backward_floats(Run* run, const BackwardWork& work, const Grad
   }
   if (work.dw) put_weights(g.dw, order_, work.dw, run->threads);
   if (work.sums) put_bias_gradient(g, work.sums);
+}
+
+// ---- backward in parts ----
+
+// The sum of the weight gradient decides how samples are cut; that of the bias has to agree.
+size_t Convolution::parts(const Run& run, const Gradients& g) const {
+  const WeightGradientAlgorithm& algorithm = *run.choice.weight_gradient;
+  if (transposed_ || !activation_.is_identity() || !algorithm.parts || !g.dw.memory.data || !g.x.is_direct() ||
+      !is_canonical(g.dw, order_))
+    return 0;
+  if (g.dx.data && (!g.dx.is_direct() || !w_ || bytes_to_input(run.choice, 1) != 0)) return 0;
+  const size_t parts = algorithm.parts(problem_of(g.batch));
+  return g.db.data && parts != std::min(g.batch, kSumGroups) ? 0 : parts;
+}
+
+struct Convolution::PartsWork {
+  double* partial;  // (parts, output channels), or NULL
+  std::byte* algorithm;
+};
+
+Convolution::PartsWork Convolution::lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const {
+  PartsWork work = {};
+  if (g.db.data) work.partial = parts->take<double>(kSumGroups * output_.extent[2]);
+  work.algorithm = parts->take<std::byte>(bytes_to_weights(run.choice, g.batch));
+  return work;
+}
+
+size_t Convolution::parts_bytes(const Run& run, const Gradients& g) const {
+  Parts count{nullptr};
+  lay_out_parts(&count, run, g);
+  return count.used;
+}
+
+void Convolution::run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_parts(&places, run, g);
+  const Problem whole = problem_of(g.batch);
+  const size_t all = run.choice.weight_gradient->parts(whole);
+  const size_t first = g.batch * part / all, count = g.batch * (part + 1) / all - first;
+  const Planes planes = dense_planes(output_, dz);
+  if (work.partial)
+    sum_output_gradient({&output_, reinterpret_cast<std::byte*>(dz), output_.count}, count,
+                        work.partial + part * output_.extent[2]);
+  run.choice.weight_gradient->run_part(whole, {g.x.planes(first), planes, nullptr, false}, part, work.algorithm);
+  if (!g.dx.data) return;
+  run.problem.batch = count;
+  run.threads = 1;
+  to_input(run, planes, w_, g.dx.planes(first), g.dx_view.accumulate);
+}
+
+void Convolution::finish_parts(const Run& run, const Gradients& g, std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_parts(&places, run, g);
+  const WeightGradient sum = {g.x.planes(0), {}, static_cast<float*>(g.dw.memory.data), g.dw.memory.accumulate};
+  run.choice.weight_gradient->finish(problem_of(g.batch), sum, work.algorithm);
+  if (!work.partial) return;
+  const size_t channels = output_.extent[2], all = std::min(g.batch, kSumGroups);
+  double* sums = work.partial;  // those of the first part
+  for (size_t i = channels; i < all * channels; ++i) sums[i % channels] += sums[i];
+  put_bias_gradient(g, sums);
 }
 
 void Convolution::put_bias_gradient(const Gradients& g, const double* sums) const {

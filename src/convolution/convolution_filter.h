@@ -98,6 +98,8 @@ struct OutputGradient {
   double* sums;                         // (O), added to
 };
 void make_output_gradient(const OutputGradient& g, size_t first, size_t samples, size_t threads);
+// sums (O): of float32 dz over some samples, as make_output_gradient sums one of its kSumGroups groups.
+void sum_output_gradient(const Images& dz, size_t samples, double* sums);
 
 // True when the activation can be differentiated at every value of y.
 bool accepts_output(const activation::Fused& activation, const Images& y, size_t batch, size_t threads);
@@ -177,16 +179,22 @@ class Convolution final : public Filter {
   size_t backward_bytes(const Run& run, const Gradients& g) const;
   void run_backward(Run run, const Gradients& g, std::byte* block) const;
 
-  // Some samples alone on the calling thread, where that takes no work: y of float32 images, and dx of dz (count, …).
+  // Some samples alone on the calling thread, where that takes no work: y of float32 images.
   bool runs_alone(const Run& run, const Images& x) const;
   void run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const;
-  bool runs_alone(const Run& run, const Gradients& g) const;
-  void run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const;
+
+  // All gradients in parts, to the bit, each some samples alone on its thread while dz (float32 without gaps, of this
+  // part) is near. 0 parts: not in this way. Part k is samples batch·k/parts … batch·(k+1)/parts - 1.
+  size_t parts(const Run& run, const Gradients& g) const;
+  size_t parts_bytes(const Run& run, const Gradients& g) const;
+  void run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* work) const;
+  void finish_parts(const Run& run, const Gradients& g, std::byte* work) const;
 
  private:
   struct Parts;          // convolution.cpp
   struct ForwardWork;
   struct BackwardWork;
+  struct PartsWork;
 
   int check_types() const;
   int prepare_weights(const BNNSNDArrayDescriptor& descriptor, size_t groups);
@@ -206,6 +214,7 @@ class Convolution final : public Filter {
   int check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_places(const Gradients& g) const;
   BackwardWork lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const;
+  PartsWork lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const;
   void backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const;
   void put_bias_gradient(const Gradients& g, const double* sums) const;
 

@@ -19,7 +19,7 @@ const char kKind[] = "fused";
 namespace {
 
 constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
-constexpr size_t kLongestRun = size_t{1} << 18;   // of a run that is done in half of the scratch
+constexpr size_t kPartBytes = size_t{3} << 19;    // of u at the end of a thread's scratch: the layers leave it alone
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
@@ -92,6 +92,13 @@ std::byte* workspace_for(const Room& counted) {
 
 // ---- with a normalization ----
 
+// body(sample, run, u), as the normalization calls it.
+template <class Body>
+normalization::RunSink sink_of(const Body& body) {
+  return {[](void* context, size_t n, size_t run, float* u) { (*static_cast<const Body*>(context))(n, run, u); },
+          const_cast<void*>(static_cast<const void*>(&body))};
+}
+
 template <class First>
 class Normalized final : public Fused {
  public:
@@ -125,8 +132,13 @@ class Normalized final : public Fused {
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
   int reserve(size_t batch);
   void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
-  void run_parts(typename First::Backward* b, const normalization::Gradients& g, size_t batch, float* u,
-                 std::byte* work) const;
+  void run_parts(const typename First::Backward& b, const normalization::Gradients& g, size_t batch, size_t parts,
+                 std::byte* own, std::byte* work) const;
+  // Of u, the largest part, in whole cache lines.
+  size_t part_bytes(size_t batch, size_t parts) const {
+    const size_t bytes = (batch + parts - 1) / parts * first_.output().count * sizeof(float);
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
 
   First first_;
   normalization::Normalization second_;
@@ -274,13 +286,16 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
   const normalization::Plan& plan = second_.plan;
-  const bool in_parts = first_is_wanted && keeps_z() && takes_moments(plan) && plan.length <= kLongestRun &&
-                        first_.runs_in_parts(b);
-  const bool has_u = first_is_wanted && !(in_parts && First::kTakesMany);
+  const bool by_runs = first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) && first_.takes_runs(b);
+  const size_t parts = first_is_wanted && keeps_z() && takes_moments(plan) ? first_.parts(b) : 0;
+  const bool in_parts = parts > 0 && part_bytes(a.batch, parts) <= kPartBytes;
+  const bool has_u = first_is_wanted && !by_runs && !in_parts;
+  std::byte* own = nullptr;  // of the first layer, where it is run in parts
   const auto lay_out = [&](Room* room, std::byte** work) {
     std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
+    if (in_parts) own = room->take(first_.parts_bytes(b));
     const size_t bytes =
-        backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
+        backward_bytes(plan, a.batch, g.dy, g.y, has_u || in_parts ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
     *work = room->take(std::max({bytes, has_u ? first_.bytes(&b) : 0, size_t{1}}));
     return u;
   };
@@ -291,37 +306,30 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   std::byte* u = lay_out(&room, &work);
   if (!work) return -1;
   if (in_parts) {
-    backward_sums(plan, second_.state, g.dy, g.y, g.dbeta, g.dgamma, work);
-    run_parts(&b, g, a.batch, reinterpret_cast<float*>(u), work);
+    run_parts(b, g, a.batch, parts, own, work);
     return 0;
   }
-  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work);
+  const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
+  const normalization::RunSink sink = sink_of(take);
+  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
+           by_runs ? &sink : nullptr);
   if (has_u) first_.run(&b, u, work);
   return 0;
 }
 
-// u part by part, once all sums are there. Single runs of it lie in the second half of a thread's scratch.
+// u part by part, at the end of a thread's scratch, once all sums are there.
 template <class First>
-void Normalized<First>::run_parts(typename First::Backward* b, const normalization::Gradients& g, size_t batch,
-                                  float* u, std::byte* work) const {
+void Normalized<First>::run_parts(const typename First::Backward& b, const normalization::Gradients& g, size_t batch,
+                                  size_t parts, std::byte* own, std::byte* work) const {
   const normalization::Plan& plan = second_.plan;
-  const normalization::State& state = second_.state;
-  const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
-  activation::by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
-                        [&](size_t first, size_t count) {
-    for (size_t k = first; k < first + count; ++k) {
-      const size_t sample = k / parts, channel = k % parts * channels;
-      float* part = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
-      if (First::kTakesMany) {
-        backward_run(plan, state, g.dy, g.y, sample, channel, part, g.dbeta, g.dgamma, work);
-      } else {
-        part = u + sample * values;
-        backward_input(plan, state, g.dy, g.y, sample, 1, tensor(part), g.dbeta, g.dgamma, work);
-      }
-      first_.run_part(*b, sample, channel, part);
-    }
+  backward_sums(plan, second_.state, g.dy, g.y, g.dbeta, g.dgamma, work);
+  activation::by_pieces(parts, 1, options().threads, [&](size_t part, size_t) {
+    const size_t first = batch * part / parts, count = batch * (part + 1) / parts - first;
+    float* u = reinterpret_cast<float*>(scratch() + kScratchBytes - part_bytes(batch, parts));
+    backward_input(plan, second_.state, g.dy, g.y, first, count, tensor(u), g.dbeta, g.dgamma, work);
+    first_.run_part(b, part, u, own);
   });
-  first_.finish_parts(b, u, work);
+  first_.finish_parts(b, own);
 }
 
 template <class First>

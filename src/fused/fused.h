@@ -8,8 +8,8 @@
 // memory of the pair, samples one after the other without gaps, of the type that the descriptors between the two
 // layers give.
 //
-// Some first layers can be run in parts, each alone on one thread, which goes on with it while it is near: one channel
-// of one sample (arithmetic), or whole samples. Then z and u are float32.
+// Some first layers can be run in parts, each alone on one thread, which goes on with it while it is near: single
+// channels of a sample (arithmetic), or whole samples. Then z and u are float32.
 #pragma once
 
 #include <cstddef>
@@ -91,9 +91,15 @@ class ConvolutionFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  bool runs_in_parts(const Backward& b) const { return layer_.runs_alone(b.run, b.g); }
-  void run_part(const Backward& b, size_t sample, size_t, float* u) const { layer_.run_alone(b.run, b.g, u, sample, 1); }
-  void finish_parts(Backward* b, void* u, std::byte* work) const;  // what is summed over the samples
+  // Parts of whole samples; 0: not in parts. u: of this part.
+  size_t parts(const Backward& b) const { return layer_.parts(b.run, b.g); }
+  size_t parts_bytes(const Backward& b) const { return layer_.parts_bytes(b.run, b.g); }
+  void run_part(const Backward& b, size_t part, float* u, std::byte* work) const {
+    layer_.run_part(b.run, b.g, part, u, work);
+  }
+  void finish_parts(const Backward& b, std::byte* work) const { layer_.finish_parts(b.run, b.g, work); }
+  static bool takes_runs(const Backward&) { return false; }
+  static void take_run(const Backward&, size_t, size_t, float*) {}
 
  private:
   convolution::Convolution layer_;
@@ -134,9 +140,12 @@ class FullyConnectedFirst {
   size_t read(const Backward& b, Place* places) const;
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  static bool runs_in_parts(const Backward&) { return false; }
-  static void run_part(const Backward&, size_t, size_t, float*) {}
-  static void finish_parts(Backward*, void*, std::byte*) {}
+  static size_t parts(const Backward&) { return 0; }
+  static size_t parts_bytes(const Backward&) { return 0; }
+  static void run_part(const Backward&, size_t, float*, std::byte*) {}
+  static void finish_parts(const Backward&, std::byte*) {}
+  static bool takes_runs(const Backward&) { return false; }
+  static void take_run(const Backward&, size_t, size_t, float*) {}
 
  private:
   fully_connected::FullyConnected layer_;
@@ -175,9 +184,13 @@ class ArithmeticFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
-  bool runs_in_parts(const Backward&) const { return has_channels_; }
-  void run_part(const Backward& b, size_t sample, size_t channel, float* u) const;  // u: of this part
-  static void finish_parts(Backward*, void*, std::byte*) {}
+  static size_t parts(const Backward&) { return 0; }
+  static size_t parts_bytes(const Backward&) { return 0; }
+  static void run_part(const Backward&, size_t, float*, std::byte*) {}
+  static void finish_parts(const Backward&, std::byte*) {}
+  // Single channels of a sample. u: of this one.
+  bool takes_runs(const Backward&) const { return has_channels_; }
+  void take_run(const Backward& b, size_t sample, size_t channel, float* u) const;
 
  private:
   int prepare_channels(const BNNSLayerParametersArithmetic& parameters);

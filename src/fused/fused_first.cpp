@@ -105,11 +105,6 @@ void ConvolutionFirst::run(Backward* b, void* u, std::byte* work) const {
   layer_.run_backward(b->run, b->g, work);
 }
 
-void ConvolutionFirst::finish_parts(Backward* b, void* u, std::byte* work) const {
-  b->g.dx.data = nullptr;  // it is done
-  run(b, u, work);
-}
-
 // ---- fully connected ----
 
 const BNNSNDArrayDescriptor* FullyConnectedFirst::output_of(const void* block) {
@@ -299,7 +294,7 @@ void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   plan_.run(*b, work);
 }
 
-void ArithmeticFirst::run_part(const Backward& b, size_t sample, size_t channel, float* u) const {
+void ArithmeticFirst::take_run(const Backward& b, size_t sample, size_t channel, float* u) const {
   Backward part;
   part.batch = 1;
   part.from_y = b.from_y;

@@ -257,10 +257,19 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
+// Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
+// scratch; the first half is free.
+struct RunSink {
+  void (*take)(void* context, size_t n, size_t run, float* u);
+  void* context;
+};
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
+
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
-// the place of dy.
+// the place of dy. A sink takes the place of dx where it can (takes_sink).
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink = nullptr);
 
 // The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
 // count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same
@@ -271,9 +280,6 @@ void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const
 void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work);
-// Of run `run` of sample n alone, into dx (P); not for columns.
-void backward_run(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t n, size_t run,
-                  float* dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
 
 // ---- the layer ----
 
