@@ -19,7 +19,6 @@ const char kKind[] = "fused";
 namespace {
 
 constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
-constexpr size_t kPartBytes = size_t{3} << 19;    // of u at the end of a thread's scratch: the layers leave it alone
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
@@ -132,13 +131,7 @@ class Normalized final : public Fused {
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
   int reserve(size_t batch);
   void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
-  void run_parts(const typename First::Backward& b, const normalization::Gradients& g, size_t batch, size_t parts,
-                 std::byte* own, std::byte* work) const;
-  // Of u, the largest part, in whole cache lines.
-  size_t part_bytes(size_t batch, size_t parts) const {
-    const size_t bytes = (batch + parts - 1) / parts * first_.output().count * sizeof(float);
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-  }
+  void run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u, std::byte* work) const;
 
   First first_;
   normalization::Normalization second_;
@@ -287,16 +280,13 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
   const normalization::Plan& plan = second_.plan;
   const bool by_runs = first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) && first_.takes_runs(b);
-  const size_t parts = first_is_wanted && keeps_z() && takes_moments(plan) ? first_.parts(b) : 0;
-  const bool in_parts = parts > 0 && part_bytes(a.batch, parts) <= kPartBytes;
-  const bool has_u = first_is_wanted && !by_runs && !in_parts;
-  std::byte* own = nullptr;  // of the first layer, where it is run in parts
+  const size_t parts = first_is_wanted && keeps_z() ? first_.parts(b) : 0;
+  const bool has_u = first_is_wanted && !by_runs;
   const auto lay_out = [&](Room* room, std::byte** work) {
     std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
-    if (in_parts) own = room->take(first_.parts_bytes(b));
-    const size_t bytes =
-        backward_bytes(plan, a.batch, g.dy, g.y, has_u || in_parts ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
-    *work = room->take(std::max({bytes, has_u ? first_.bytes(&b) : 0, size_t{1}}));
+    const size_t bytes = backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
+    const size_t own = !has_u ? 0 : parts > 0 ? first_.parts_bytes(b) : first_.bytes(&b);
+    *work = room->take(std::max({bytes, own, size_t{1}}));
     return u;
   };
   Room counted;
@@ -305,31 +295,26 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   Room room(workspace_for(counted));
   std::byte* u = lay_out(&room, &work);
   if (!work) return -1;
-  if (in_parts) {
-    run_parts(b, g, a.batch, parts, own, work);
-    return 0;
-  }
   const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
   const normalization::RunSink sink = sink_of(take);
   backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
            by_runs ? &sink : nullptr);
-  if (has_u) first_.run(&b, u, work);
+  if (parts > 0) {
+    run_parts(b, a.batch, parts, reinterpret_cast<float*>(u), work);
+  } else if (has_u) {
+    first_.run(&b, u, work);
+  }
   return 0;
 }
 
-// u part by part, at the end of a thread's scratch, once all sums are there.
+// All gradients of a part of the samples while its u is near.
 template <class First>
-void Normalized<First>::run_parts(const typename First::Backward& b, const normalization::Gradients& g, size_t batch,
-                                  size_t parts, std::byte* own, std::byte* work) const {
-  const normalization::Plan& plan = second_.plan;
-  backward_sums(plan, second_.state, g.dy, g.y, g.dbeta, g.dgamma, work);
+void Normalized<First>::run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u,
+                                  std::byte* work) const {
   activation::by_pieces(parts, 1, options().threads, [&](size_t part, size_t) {
-    const size_t first = batch * part / parts, count = batch * (part + 1) / parts - first;
-    float* u = reinterpret_cast<float*>(scratch() + kScratchBytes - part_bytes(batch, parts));
-    backward_input(plan, second_.state, g.dy, g.y, first, count, tensor(u), g.dbeta, g.dgamma, work);
-    first_.run_part(b, part, u, own);
+    first_.run_part(b, part, u + batch * part / parts * first_.output().count, work);
   });
-  first_.finish_parts(b, own);
+  first_.finish_parts(b, work);
 }
 
 template <class First>
