@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/pool.h"
+#include "convolution/segments.h"
 
 namespace obn::portable::convolution::narrow {
 extern const obn::convolution::narrow::Kernels kernels;
@@ -38,7 +39,7 @@ constexpr size_t kLeastRows = 4;                      // of a band, unless the s
 constexpr size_t kMostSums = size_t{1} << 14;         // O·T: dw keeps a vector of each in scratch
 constexpr size_t kPieceValues = size_t{1} << 15;      // of y or dz in one piece: some 10 us
 constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in one go: bounds the rounding error
-constexpr size_t kLeastSegments = 16;
+constexpr size_t kLeastSegments = 8;
 
 // The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
 bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
@@ -160,13 +161,8 @@ void weight_gradient_part(const Kernels& kernels, const Problem& s, const Weight
 }
 
 void finish_weight_gradient(const Problem& s, const WeightGradient& call, std::byte* work) {
-  const size_t segments = segments_of(s), all = s.out_channels * s.in_channels * as_size(s.x.kernel * s.y.kernel);
-  const float* sums = reinterpret_cast<const float*>(work);
-  for (size_t i = 0; i < all; ++i) {
-    double total = call.accumulate ? call.dw[i] : 0.0;
-    for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];
-    call.dw[i] = static_cast<float>(total);
-  }
+  const size_t all = s.out_channels * s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  add_segments(reinterpret_cast<const float*>(work), segments_of(s), all, call.accumulate, call.dw);
 }
 
 void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
