@@ -88,7 +88,7 @@ struct Forward {
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
-inline constexpr size_t kRowsTogether = 4;
+inline constexpr size_t kRowsTogether = 16;
 struct RowForward {
   size_t rows = 0, length = 0;
   const float* x[kRowsTogether] = {};
@@ -97,7 +97,7 @@ struct RowForward {
   const float *gamma = nullptr, *beta = nullptr;  // (length), NULL both for 1 and 0
   float epsilon = 0.0f, low = 0.0f;
   bool stream_y = false, stream_copy = false;
-  size_t ahead = 0;
+  size_t ahead = 0;                  // from a row to the next; 0: elsewhere
   Standard standard[kRowsTogether];  // written
 };
 
@@ -115,23 +115,26 @@ struct Gradient {
   Standard standard;
   Mask mask = Mask::none;
   float mask_gamma = 1.0f, mask_beta = 0.0f;
-  const float* gamma = nullptr;  // channels: one value; rows: (length), NULL for 1
+  const float* gamma = nullptr;  // one value
   float mean_g = 0.0f, mean_g_xhat = 0.0f;
   bool accumulate = false, stream = false;
   size_t ahead = 0;              // as in Forward
 };
 
-// Up to kRowsTogether rows with the same γ.
-struct RowSums {
+// Gradients of up to kRowsTogether rows with the same γ.
+struct RowGradient {
   size_t rows = 0, length = 0;
   const float* dy[kRowsTogether] = {};
   const float* y[kRowsTogether] = {};  // or NULL: dz = dy
   const float* x[kRowsTogether] = {};
+  float* dx[kRowsTogether] = {};
   Standard standard[kRowsTogether];
   const float* gamma = nullptr;        // (length), NULL for 1
   float* dgamma = nullptr;             // (length) += Σ dz·x̂; NULL: not wanted
   float* dbeta = nullptr;              // (length) += Σ dz, wanted or not with dgamma
-  Sums sums[kRowsTogether];            // of g and g·x̂, written
+  float mean_g[kRowsTogether] = {}, mean_g_xhat[kRowsTogether] = {};  // what sums give and input gradients take
+  bool accumulate = false, stream = false;
+  size_t ahead = 0;                    // from a row to the next; 0: elsewhere
 };
 
 // `width` channels of `rows` samples, one value each; what belongs to a channel is an array (width).
@@ -159,8 +162,9 @@ struct Kernels {
   Sums (*channel_sums)(const Gradient& job);
   void (*channel_gradient)(const Gradient& job);  // last run first: it was read last
   void (*row_forward)(RowForward* job);
-  void (*row_sums)(RowSums* job);
-  void (*row_gradient)(const Gradient& job);
+  void (*row_sums)(RowGradient* job);
+  void (*row_gradient)(const RowGradient& job);
+  void (*row_backward)(RowGradient* job);  // both of them, to the bit
   void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);
   void (*standards)(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
                     float* rest);  // standard_of, n times

@@ -14,7 +14,7 @@ using obn::normalization::kRowsTogether;
 using obn::normalization::Mask;
 using obn::normalization::Moments;
 using obn::normalization::RowForward;
-using obn::normalization::RowSums;
+using obn::normalization::RowGradient;
 using obn::normalization::RunMoments;
 using obn::normalization::Runs;
 using obn::normalization::Standard;
@@ -27,6 +27,7 @@ namespace {
 
 constexpr size_t kBlock = 2048;  // values that are summed in float before they go into a double; they stay in L1
 constexpr size_t kBlockRows = 64;
+constexpr size_t kWide = 4 * kLanes;  // values that rows are worked on at a time
 
 // A choice made outside a loop: body(Is<true>{}) or body(Is<false>{}).
 template <bool value>
@@ -142,18 +143,21 @@ Moments block_moments(const float* x, size_t length) {
   return moments_of(n, inverse, about, pairwise_sum(spread.first), pairwise_sum(spread.second));
 }
 
-// The same of several blocks, one per lane where all lanes are added up.
+// The same of up to kLanes blocks, one per lane where all lanes are added up.
 void some_block_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
   const double n = static_cast<double>(length), inverse = 1.0 / n;
-  F first[kLanes] = {}, second[kLanes] = {};
+  F first[kLanes], second[kLanes];
+  float about[kLanes], off[kLanes], squares[kLanes];
   for (size_t k = 0; k < count; ++k) first[k] = run_sum(x.data + k * x.step, length);
-  const F about = sum_each(first) * splat(static_cast<float>(inverse));
+  for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
+  store(about, sum_each(first) * splat(static_cast<float>(inverse)));
   for (size_t k = 0; k < count; ++k) {
     const Spread spread = run_spread(x.data + k * x.step, length, splat(about[k]));
     first[k] = spread.first;
     second[k] = spread.second;
   }
-  const F off = sum_each(first), squares = sum_each(second);
+  store(off, sum_each(first));
+  store(squares, sum_each(second));
   for (size_t k = 0; k < count; ++k) {
     const Moments m = moments_of(n, inverse, about[k], off[k], squares[k]);
     moments[k] = {m.mean, m.squares};
@@ -185,28 +189,34 @@ void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments
 // γ and β of a run: the same for all its values, along it, or 1 and 0.
 struct Same {
   F gamma, beta;
-  F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
+  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
+  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return gamma * v; }
 };
 struct Each {
   const float *gamma, *beta;
-  F apply(F xhat, size_t i, size_t n) const { return load_part(gamma + i, n) * xhat + load_part(beta + i, n); }
+  [[gnu::always_inline]] F apply(F xhat, size_t i, size_t n) const {
+    return load_part(gamma + i, n) * xhat + load_part(beta + i, n);
+  }
+  [[gnu::always_inline]] F times(F v, size_t i, size_t n) const { return load_part(gamma + i, n) * v; }
 };
 struct Plain {
-  F apply(F xhat, size_t, size_t) const { return xhat; }
+  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return xhat; }
+  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return v; }
 };
 
 // x̂ of a value; forward and backward share it, so that both see the same bits.
 struct Standardize {
   F mean, r, rest;
 
-  explicit Standardize(const Standard& s) : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
-  Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
-  F operator()(F x) const { return (x - mean) * r + rest; }
+  [[gnu::always_inline]] explicit Standardize(const Standard& s)
+      : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
+  [[gnu::always_inline]] Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
+  [[gnu::always_inline]] F operator()(F x) const { return (x - mean) * r + rest; }
 };
 
-template <bool copies, bool streams_y, bool streams_copy, class Parameters>
+template <bool copies, bool streams_y, bool streams_copy>
 OBN_INLINE void forward_run(const float* x, float* y, float* copy, size_t length, size_t head, const Standard& standard,
-                            float low, size_t ahead, const Parameters& parameters) {
+                            float low, size_t ahead, const Same& parameters) {
   const Standardize standardize(standard);
   const F least = splat(low);
   along(length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
@@ -217,11 +227,9 @@ OBN_INLINE void forward_run(const float* x, float* y, float* copy, size_t length
   });
 }
 
-// Job is Forward or RowForward.
-template <class Job, class Parameters>
-OBN_INLINE void forward_any(const Job& job, const float* x, float* y, float* copy, const Standard& standard,
-                            const Parameters& parameters) {
+OBN_INLINE void forward_any(const Forward& job, const float* x, float* y, float* copy, const Same& parameters) {
   const size_t n = job.length;
+  const Standard& standard = job.standard;
   if (!job.stream_y && !job.stream_copy) {
     choose(copy != nullptr, [&](auto copies) {
       forward_run<decltype(copies)::yes, false, false>(x, y, copy, n, 0, standard, job.low, job.ahead, parameters);
@@ -245,41 +253,147 @@ void channel_forward(const Forward& job) {
   const Same parameters = {splat(*job.gamma), splat(*job.beta)};
   for (size_t k = 0; k < job.count; ++k)
     forward_any(job, job.x.data + k * job.x.step, job.y.data + k * job.y.step,
-                job.copy.data ? job.copy.data + k * job.copy.step : nullptr, job.standard, parameters);
+                job.copy.data ? job.copy.data + k * job.copy.step : nullptr, parameters);
   if (job.stream_y || job.stream_copy) fence();
 }
 
-// Statistics of some rows at a time: the ends of their sums, which are long chains of operations, then overlap.
-void row_standards(const RowForward& job, Standard* standard) {
-  const size_t n = job.length;
-  const double count = static_cast<double>(n), inverse = 1.0 / count;
-  if (n > kBlock) {
-    for (size_t k = 0; k < job.rows; ++k) {
-      const Moments m = long_moments(job.x[k], n);
-      standard[k] = standard_of(m.mean, m.squares * inverse, job.epsilon);
+// ---- rows, forward ----
+
+// A row is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
+// is read before anything is written, because a read that follows a write to the same place of another page may wait.
+
+// Σ d and Σ d² of a row, d = x - about.
+struct Gathered {
+  const float* x;
+  F about;
+  F first[4] = {}, second[4] = {};
+
+  [[gnu::always_inline]] void add(size_t j, F v) {
+    const F d = v - about;
+    first[j] += d;
+    second[j] += d * d;
+  }
+  [[gnu::always_inline]] void wide(size_t i, size_t ahead) {
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      if (ahead > 0) prefetch(x + i + j * kLanes + ahead);
+      add(j, load(x + i + j * kLanes));
     }
-    return;
   }
-  float about[kRowsTogether];
-  Moments m[kRowsTogether];
-  for (size_t k = 0; k < job.rows; ++k) about[k] = sum(run_sum(job.x[k], n)) * static_cast<float>(inverse);
-  for (size_t k = 0; k < job.rows; ++k) {
-    const Spread spread = run_spread(job.x[k], n, splat(about[k]));
-    m[k] = moments_of(count, inverse, about[k], sum(spread.first), sum(spread.second));
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    for (; i + kWide <= length; i += kWide) wide(i, 0);
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
+    if (i < length) add(1, load_first(x + i, length - i, about));
   }
-  for (size_t k = 0; k < job.rows; ++k) standard[k] = standard_of(m[k].mean, m[k].squares * inverse, job.epsilon);
+  [[gnu::always_inline]] float first_sum() const { return sum((first[0] + first[1]) + (first[2] + first[3])); }
+  [[gnu::always_inline]] float second_sum() const { return sum((second[0] + second[1]) + (second[2] + second[3])); }
+};
+
+// One pass, about the mean of the beginning of the row. Where that turns out to be far from the mean of all, compared
+// with how the values spread, digits would be lost: then a second pass follows.
+OBN_INLINE Gathered gather_about(const float* x, size_t length) {
+  const size_t n = length < kWide ? length : kWide;
+  return {x, splat(sum(run_sum(x, n)) / static_cast<float>(n))};
+}
+OBN_INLINE Standard standard_of_row(const Gathered& gathered, size_t length, float epsilon) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n;
+  const float first = gathered.first_sum(), second = gathered.second_sum();
+  const double off = static_cast<double>(first) * inverse;
+  Moments m = moments_of(n, inverse, gathered.about[0], first, second);
+  if (!(2.0 * off * off <= static_cast<double>(second) * inverse)) m = block_moments(gathered.x, length);
+  return standard_of(m.mean, m.squares * inverse, epsilon);
+}
+Standard row_standard(const float* x, size_t length, float epsilon) {
+  if (length > kBlock) {
+    const Moments m = long_moments(x, length);
+    return standard_of(m.mean, m.squares / m.count, epsilon);
+  }
+  Gathered gathered = gather_about(x, length);
+  gathered.rest(0, length);
+  return standard_of_row(gathered, length, epsilon);
+}
+
+// y, and the copy of x, of a row.
+template <bool copies, bool streams, class Parameters>
+struct RowOutput {
+  const float* x;
+  float *y, *copy;
+  Standardize standardize;
+  F low;
+  Parameters parameters;
+
+  [[gnu::always_inline]] F of(F v, size_t i, size_t n) const {
+    return max(low, parameters.apply(standardize(v), i, n));
+  }
+  [[gnu::always_inline]] void wide(size_t i) const {
+    F v[4], w[4];
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      v[j] = load(x + i + j * kLanes);
+      w[j] = of(v[j], i + j * kLanes, kLanes);
+    }
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      if (copies) put<streams>(copy + i + j * kLanes, v[j], kLanes);
+      put<streams>(y + i + j * kLanes, w[j], kLanes);
+    }
+  }
+  [[gnu::always_inline]] void part(size_t i, size_t n) const {
+    const F v = load_part(x + i, n), w = of(v, i, n);
+    if (copies) put<streams>(copy + i, v, n);
+    put<streams>(y + i, w, n);
+  }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+    for (; i + kWide <= length; i += kWide) wide(i);
+    for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
+    if (i < length) part(i, length - i);
+  }
+};
+
+template <bool copies, bool streams, class Parameters>
+OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
+  const size_t length = job->length, ahead = job->ahead;
+  const float epsilon = job->epsilon;
+  job->standard[0] = row_standard(job->x[0], length, epsilon);
+  for (size_t k = 0; k < job->rows; ++k) {
+    const RowOutput<copies, streams, Parameters> output = {
+        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
+        parameters};
+    size_t o = streams ? head_of(output.y) : 0;
+    if (o > length) o = length;
+    if (o > 0) output.part(0, o);
+    if (k + 1 == job->rows || length > kBlock) {
+      output.rest(o, length);
+      if (k + 1 < job->rows) job->standard[k + 1] = row_standard(job->x[k + 1], length, epsilon);
+      continue;
+    }
+    Gathered next = gather_about(job->x[k + 1], length);
+    size_t i = 0;
+    for (; o + kWide <= length; o += kWide, i += kWide) {
+      next.wide(i, ahead);
+      output.wide(o);
+    }
+    output.rest(o, length);
+    next.rest(i, length);
+    job->standard[k + 1] = standard_of_row(next, length, epsilon);
+  }
 }
 
 void row_forward(RowForward* job) {
-  row_standards(*job, job->standard);
-  for (size_t k = 0; k < job->rows; ++k) {
-    if (job->gamma) {
-      forward_any(*job, job->x[k], job->y[k], job->copy[k], job->standard[k], Each{job->gamma, job->beta});
-    } else {
-      forward_any(*job, job->x[k], job->y[k], job->copy[k], job->standard[k], Plain{});
-    }
-  }
-  if (job->stream_y || job->stream_copy) fence();
+  const bool copies_any = job->copy[0] != nullptr;
+  bool streams_all = job->stream_y;  // both or none
+  for (size_t k = 0; k < job->rows && streams_all && copies_any; ++k)
+    streams_all = job->stream_copy && is_aligned(job->copy[k] + head_of(job->y[k]));
+  choose(copies_any, [&](auto copies) {
+    choose(streams_all, [&](auto streams) {
+      if (job->gamma) {
+        rows_forward<decltype(copies)::yes, decltype(streams)::yes>(job, Each{job->gamma, job->beta});
+      } else {
+        rows_forward<decltype(copies)::yes, decltype(streams)::yes>(job, Plain{});
+      }
+    });
+  });
+  if (streams_all) fence();
 }
 
 // ---- backward ----
@@ -308,7 +422,7 @@ struct Points {
   Standardize standardize;
   Same forward;  // of Mask::input
 
-  Point at(size_t i, size_t n) const {
+  [[gnu::always_inline]] Point at(size_t i, size_t n) const {
     // beyond the last value x̂ is nearly 0, not something large: dz, which is 0 there, shall stay that
     const F dy_here = load_part(dy + i, n), xhat = standardize(load_part(x + i, n, standardize.mean));
     if (mask == Mask::output) return {load_part(y + i, n) > 0.0f ? dy_here : F{}, xhat};
@@ -363,103 +477,208 @@ Sums channel_sums(const Gradient& job) {
   return sums;
 }
 
-// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat), γ along the run (rows) or one for all of it
-template <bool is_row, Mask mask, bool accumulates, bool streams>
-OBN_INLINE void gradient_run(const Gradient& job, size_t k) {
-  const Points<mask> points = points_of<mask>(job, k, 0);
-  float* dx = job.dx.data + k * job.dx.step;
-  const F r = points.standardize.r, mean_g = splat(job.mean_g), mean_g_xhat = splat(job.mean_g_xhat);
-  const F same = splat(is_row ? 1.0f : *job.gamma);
-  along(job.length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    if (job.ahead > 0) {
-      prefetch(points.dy + i + job.ahead);
-      prefetch(points.x + i + job.ahead);
-      if (mask == Mask::output) prefetch(points.y + i + job.ahead);
+// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) of one run; γ is Same for all of it, or there is one for Each value
+template <Mask mask, bool accumulates, bool streams, class Gamma>
+OBN_INLINE void gradient_run(const Points<mask>& points, float* dx, size_t length, float mean_g, float mean_g_xhat,
+                             size_t ahead, const Gamma& gamma) {
+  const F r = points.standardize.r, mean = splat(mean_g), mean_xhat = splat(mean_g_xhat);
+  along(length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    if (ahead > 0) {
+      prefetch(points.dy + i + ahead);
+      prefetch(points.x + i + ahead);
+      if (mask == Mask::output) prefetch(points.y + i + ahead);
     }
     const Point p = points.at(i, n);
-    const F gamma = is_row ? load_part(job.gamma + i, n) : same;
-    const F g = gamma * p.dz - mean_g;
-    F v = r * (g - p.xhat * mean_g_xhat);
+    const F g = gamma.times(p.dz, i, n) - mean;
+    F v = r * (g - p.xhat * mean_xhat);
     if (accumulates) v += load_part(dx + i, n);
     put<streams>(dx + i, v, n);
   });
 }
 
-template <bool is_row>
-OBN_INLINE void gradient_of(const Gradient& job, size_t k) {
-  choose_mask(job.mask, [&](auto with) {
-    constexpr Mask mask = decltype(with)::mask;
-    if (job.accumulate) return gradient_run<is_row, mask, true, false>(job, k);
-    choose(job.stream, [&](auto streams) { gradient_run<is_row, mask, false, decltype(streams)::yes>(job, k); });
-  });
+// body(accumulates, streams)
+template <class Body>
+OBN_INLINE void choose_store(bool accumulate, bool stream, const Body& body) {
+  if (accumulate) return body(Is<true>{}, Is<false>{});
+  choose(stream, [&](auto streams) { body(Is<false>{}, streams); });
 }
 
 void channel_gradient(const Gradient& job) {
-  for (size_t k = job.count; k-- > 0;) gradient_of<false>(job, k);
+  const Same gamma = {splat(*job.gamma), F{}};
+  choose_mask(job.mask, [&](auto with) {
+    choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
+      constexpr Mask mask = decltype(with)::mask;
+      for (size_t k = job.count; k-- > 0;)
+        gradient_run<mask, decltype(accumulates)::yes, decltype(streams)::yes>(
+            points_of<mask>(job, k, 0), job.dx.data + k * job.dx.step, job.length, job.mean_g, job.mean_g_xhat,
+            job.ahead, gamma);
+    });
+  });
   if (job.stream) fence();
 }
 
-void row_gradient(const Gradient& job) {
-  static constexpr float kOne = 1.0f;
-  Gradient same = job;
-  same.gamma = &kOne;
-  for (size_t k = 0; k < job.count; ++k) {
-    if (job.gamma) {
-      gradient_of<true>(job, k);
-    } else {
-      gradient_of<false>(same, k);
+// ---- rows, backward: the input gradient of a row is written while the next one is summed ----
+
+// Σ g and Σ g·x̂ of a row, and what it adds to dβ and dγ.
+template <Mask mask, bool adds, class Gamma>
+struct RowSum {
+  Points<mask> points;
+  Gamma gamma;
+  float *dbeta, *dgamma;
+  F first[4] = {}, second[4] = {};
+
+  // New values of dβ and dγ.
+  struct Added {
+    F beta, gamma;
+  };
+  [[gnu::always_inline]] Added add(size_t j, size_t i, size_t n) {
+    const Point p = points.at(i, n);
+    const F product = p.dz * p.xhat;
+    first[j] += gamma.times(p.dz, i, n);
+    second[j] += gamma.times(product, i, n);
+    if (!adds) return {F{}, F{}};
+    return {load_part(dbeta + i, n) + p.dz, load_part(dgamma + i, n) + product};
+  }
+  [[gnu::always_inline]] void put(const Added& added, size_t i, size_t n) const {
+    if (!adds) return;
+    store_part(dbeta + i, added.beta, n);
+    store_part(dgamma + i, added.gamma, n);
+  }
+  [[gnu::always_inline]] void one(size_t j, size_t i, size_t n) { put(add(j, i, n), i, n); }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    for (; i + kWide <= length; i += kWide) {
+#pragma GCC unroll 4
+      for (size_t j = 0; j < 4; ++j) one(j, i + j * kLanes, kLanes);
+    }
+    for (; i + kLanes <= length; i += kLanes) one(0, i, kLanes);
+    if (i < length) one(1, i, length - i);
+  }
+  [[gnu::always_inline]] void means(size_t length, float* mean_g, float* mean_g_xhat) const {
+    const float inverse = static_cast<float>(1.0 / static_cast<double>(length));
+    *mean_g = sum((first[0] + first[1]) + (first[2] + first[3])) * inverse;
+    *mean_g_xhat = sum((second[0] + second[1]) + (second[2] + second[3])) * inverse;
+  }
+};
+
+// dx of a row.
+template <Mask mask, bool accumulates, bool streams, class Gamma>
+struct RowInput {
+  Points<mask> points;
+  Gamma gamma;
+  F mean_g, mean_g_xhat;
+  float* dx;
+
+  [[gnu::always_inline]] F at(size_t i, size_t n) const {
+    const Point p = points.at(i, n);
+    const F g = gamma.times(p.dz, i, n) - mean_g;
+    F v = points.standardize.r * (g - p.xhat * mean_g_xhat);
+    if (accumulates) v += load_part(dx + i, n);
+    return v;
+  }
+  [[gnu::always_inline]] void part(size_t i, size_t n) const { put<streams>(dx + i, at(i, n), n); }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+    for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
+    if (i < length) part(i, length - i);
+  }
+};
+
+template <Mask mask>
+OBN_INLINE Points<mask> points_of(const RowGradient& job, size_t k) {
+  return {job.dy[k], job.y[k], job.x[k], Standardize(job.standard[k]), {F{}, F{}}};
+}
+
+template <bool sums, bool gradients, Mask mask, bool adds, bool accumulates, bool streams, class Gamma>
+OBN_INLINE void rows_backward(RowGradient* job, const Gamma& gamma) {
+  using Sum = RowSum<mask, adds, Gamma>;
+  using Input = RowInput<mask, accumulates, streams, Gamma>;
+  const size_t length = job->length, ahead = job->ahead, rows = job->rows;
+  // step k sums row k and writes row k - 1
+  for (size_t k = sums ? 0 : 1; k < rows + (gradients ? 1 : 0); ++k) {
+    size_t i = 0, o = 0;
+    Sum sum = {sums && k < rows ? points_of<mask>(*job, k) : points_of<mask>(*job, 0), gamma, job->dbeta, job->dgamma};
+    const size_t last = gradients && k > 0 ? k - 1 : 0;
+    const Input input = {points_of<mask>(*job, last), gamma, splat(job->mean_g[last]), splat(job->mean_g_xhat[last]),
+                         job->dx[last]};
+    if (gradients && k > 0) {
+      o = streams ? head_of(input.dx) : 0;
+      if (o > length) o = length;
+      if (o > 0) input.part(0, o);
+      for (; sums && k < rows && o + kWide <= length; o += kWide, i += kWide) {
+        F dx[4];
+        typename Sum::Added added[4];
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; ++j) {
+          const size_t at = i + j * kLanes;
+          if (ahead > 0) {
+            prefetch(sum.points.dy + at + ahead);
+            prefetch(sum.points.x + at + ahead);
+            if (mask == Mask::output) prefetch(sum.points.y + at + ahead);
+          }
+          added[j] = sum.add(j, at, kLanes);
+          dx[j] = input.at(o + j * kLanes, kLanes);
+        }
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; ++j) {
+          sum.put(added[j], i + j * kLanes, kLanes);
+          put<streams>(input.dx + o + j * kLanes, dx[j], kLanes);
+        }
+      }
+      input.rest(o, length);
+    }
+    if (sums && k < rows) {
+      sum.rest(i, length);
+      sum.means(length, &job->mean_g[k], &job->mean_g_xhat[k]);
     }
   }
+}
+
+// body(With<mask>{}, γ)
+template <class Body>
+OBN_INLINE void choose_row(const RowGradient& job, const Body& body) {
+  choose(job.y[0] != nullptr, [&](auto has_y) {
+    constexpr Mask mask = decltype(has_y)::yes ? Mask::output : Mask::none;
+    if (job.gamma) {
+      body(With<mask>{}, Each{job.gamma, nullptr});
+    } else {
+      body(With<mask>{}, Plain{});
+    }
+  });
+}
+
+void row_sums(RowGradient* job) {
+  choose_row(*job, [&](auto with, const auto& gamma) {
+    choose(job->dgamma != nullptr, [&](auto adds) {
+      rows_backward<true, false, decltype(with)::mask, decltype(adds)::yes, false, false>(job, gamma);
+    });
+  });
+}
+
+void row_gradient(const RowGradient& job) {
+  RowGradient same = job;
+  choose_row(job, [&](auto with, const auto& gamma) {
+    choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
+      rows_backward<false, true, decltype(with)::mask, false, decltype(accumulates)::yes, decltype(streams)::yes>(
+          &same, gamma);
+    });
+  });
   if (job.stream) fence();
 }
 
-// Σ g and Σ g·x̂ of each of some rows; dβ and dγ, which run across them, are read and written once for all.
-template <size_t rows, bool has_y, bool has_gamma, bool adds>
-OBN_INLINE void row_sums_of(RowSums* job) {
-  F first[rows] = {}, second[rows] = {};
-  const auto step = [&](size_t i, size_t n) __attribute__((always_inline)) {
-    F beta_sum = F{}, gamma_sum = F{};
-    const F gamma = has_gamma ? load_part(job->gamma + i, n) : splat(1.0f);
-#pragma GCC unroll 4
-    for (size_t k = 0; k < rows; ++k) {
-      const Points<has_y ? Mask::output : Mask::none> points = {
-          job->dy[k], job->y[k], job->x[k], Standardize(job->standard[k]), {F{}, F{}}};
-      const Point p = points.at(i, n);
-      const F product = p.dz * p.xhat;
-      if (adds) {
-        beta_sum += p.dz;
-        gamma_sum += product;
-      }
-      first[k] += has_gamma ? gamma * p.dz : p.dz;
-      second[k] += has_gamma ? gamma * product : product;
-    }
-    if (adds) {
-      store_part(job->dbeta + i, load_part(job->dbeta + i, n) + beta_sum, n);
-      store_part(job->dgamma + i, load_part(job->dgamma + i, n) + gamma_sum, n);
-    }
-  };
-  size_t i = 0;
-  for (; i + kLanes <= job->length; i += kLanes) step(i, kLanes);
-  if (i < job->length) step(i, job->length - i);
-#pragma GCC unroll 4
-  for (size_t k = 0; k < rows; ++k)
-    job->sums[k] = {static_cast<double>(sum(first[k])), static_cast<double>(sum(second[k]))};
-}
-
-void row_sums(RowSums* job) {
-  choose(job->y[0] != nullptr, [&](auto has_y) {
-    choose(job->gamma != nullptr, [&](auto has_gamma) {
-      choose(job->dgamma != nullptr, [&](auto adds) {
-        constexpr bool y = decltype(has_y)::yes, g = decltype(has_gamma)::yes, a = decltype(adds)::yes;
-        switch (job->rows) {
-          case 4: return row_sums_of<4, y, g, a>(job);
-          case 3: return row_sums_of<3, y, g, a>(job);
-          case 2: return row_sums_of<2, y, g, a>(job);
-          default: return row_sums_of<1, y, g, a>(job);
-        }
+void row_backward(RowGradient* job) {
+  if (job->accumulate) {  // rare
+    row_sums(job);
+    row_gradient(*job);
+    return;
+  }
+  choose_row(*job, [&](auto with, const auto& gamma) {
+    choose(job->dgamma != nullptr, [&](auto adds) {
+      choose(job->stream, [&](auto streams) {
+        rows_backward<true, true, decltype(with)::mask, decltype(adds)::yes, false, decltype(streams)::yes>(job,
+                                                                                                            gamma);
       });
     });
   });
+  if (job->stream) fence();
 }
 
 // ---- columns: channels side by side ----
@@ -593,8 +812,8 @@ void column_gradient(const ColumnGradient& job) {
 }  // namespace
 
 constinit const obn::normalization::Kernels kernels = {
-    run_moments,  channel_forward, channel_sums, channel_gradient, row_forward, row_sums,
-    row_gradient, column_moments,  standards,    column_forward,   column_sums, column_gradient,
+    run_moments,  channel_forward, channel_sums,   channel_gradient, row_forward, row_sums,        row_gradient,
+    row_backward, column_moments,  standards,      column_forward,   column_sums, column_gradient,
 };
 
 }  // namespace obn::OBN_TARGET::normalization

@@ -185,6 +185,7 @@ bool masks_by_input(const Plan& plan) { return plan.is_relu && !plan.is_rows; }
 
 // Runs of `length` values, `step` apart in `runs`, into the moments of the group. At most kMomentsTogether.
 void add_runs(const RunMoments* runs, size_t step, size_t count, size_t length, Moments* all) {
+  if (count == 1) return add({static_cast<double>(length), runs->mean, runs->squares}, all);
   constexpr size_t kWays = 4;  // sums side by side: one would wait for itself
   double means[kWays] = {}, squares[kWays] = {};
   for (size_t k = 0; k < count; ++k) means[k % kWays] += runs[k * step].mean;
@@ -333,10 +334,10 @@ class ForwardCall {
     const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
     const bool stages = !x_ready_ || !y_ready_;
     const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
-    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g), g + together < end);
+    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g));
   }
 
-  void some_rows(size_t first, size_t count, bool has_next) const {
+  void some_rows(size_t first, size_t count) const {
     const size_t length = plan_.length, run = first % plan_.runs;
     RowForward job;
     Span spans[kRowsTogether];
@@ -358,7 +359,7 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_copy = stream_copy_;
-    job.ahead = has_next && x_ready_ && count * length <= kPrefetch ? count * length : 0;
+    job.ahead = x_ready_ ? length : 0;
     plan_.kernels->row_forward(&job);
     for (size_t k = 0; k < count; ++k) {
       if (state_) keep(first + k, job.standard[k]);
@@ -368,7 +369,7 @@ class ForwardCall {
   }
 
   // The runs of a group, with one γ for all of them or one for each.
-  void forward_runs(Forward job, size_t run, size_t count, bool shares_gamma) const {
+  void forward_runs(Forward& job, size_t run, size_t count, bool shares_gamma) const {
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     job.gamma = &gamma[run];
     job.beta = &beta[run];
@@ -564,30 +565,8 @@ class BackwardCall {
     }
     const size_t runs = count * plan_.runs;
     by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
-      for (size_t k = from; k < from + some; ++k) {
-        const size_t s = k / plan_.runs, r = k % plan_.runs;
-        input_run(first + s, r, address(dx_, s, r * plan_.length));
-      }
+      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
     });
-  }
-
-  // Run r of sample n.
-  void input_run(size_t n, size_t r, float* dx) const {
-    const Span span = {n, 1, r * plan_.length, plan_.length};
-    const size_t g = plan_.spans_batch() ? r : n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
-    float* stage = stages_ ? stage_of(work_.stage, n * plan_.runs + r, plan_.length) : nullptr;
-    if (stages_) make_dz(span, stage);
-    Gradient job = job_of(span, g, stage);
-    job.dx = {dx, 0};
-    job.stream = false;
-    set_means(&job, g);
-    if (plan_.is_rows) {
-      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
-      plan_.kernels->row_gradient(job);
-    } else {
-      set_channel(&job, r);
-      plan_.kernels->channel_gradient(job);
-    }
   }
 
  private:
@@ -625,11 +604,7 @@ class BackwardCall {
     job.standard = standard_at(g);
     job.mask = mask_;
     job.accumulate = accumulate_ && !stages_;
-    job.stream = stream_;
     return job;
-  }
-  Runs target_of(const Span& span, const Gradient& job) const {
-    return !dx_.is_given() ? Runs{} : stages_ ? job.dy : runs_in(plan_, dx_, span);
   }
 
   // γ and, for the mask, both parameters of the forward call.
@@ -652,7 +627,8 @@ class BackwardCall {
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
     Gradient job = job_of(span, g, stage);
-    job.dx = target_of(span, job);
+    if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
+    job.stream = stream_;
     const PerChannel gamma = {gamma_, kOne};
     const size_t run = span.first / plan_.length;
     const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
@@ -703,6 +679,29 @@ class BackwardCall {
   void set_means(Gradient* job, size_t g) const {
     job->mean_g = work_.means[g].g;
     job->mean_g_xhat = work_.means[g].g_xhat;
+  }
+
+  // Run r of sample first + s.
+  void input_run(size_t first, size_t s, size_t r) const {
+    const Span span = {first + s, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    float* dx = address(dx_, s, span.first);
+    if (plan_.is_rows) {
+      RowGradient job = row_job(r, 1);
+      set_row(&job, 0, span, stage);
+      job.dx[0] = dx;
+      job.mean_g[0] = work_.means[g].g;
+      job.mean_g_xhat[0] = work_.means[g].g_xhat;
+      plan_.kernels->row_gradient(job);
+      return;
+    }
+    Gradient job = job_of(span, g, stage);
+    job.dx = {dx, 0};
+    set_means(&job, g);
+    set_channel(&job, r);
+    plan_.kernels->channel_gradient(job);
   }
 
   // ---- columns ----
@@ -804,53 +803,59 @@ class BackwardCall {
         const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
         float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
-        for (size_t i = 0; i < in_block; i += together) {
-          const bool has_next = !rows_.by_run && i + together < in_block;
-          some_rows(k, i, std::min(together, in_block - i), has_next, dbeta);
-        }
+        for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
       }
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
     if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
   }
 
-  void some_rows(size_t block, size_t first, size_t count, bool has_next, float* dbeta) const {
+  // `count` rows that share the γ of run r.
+  RowGradient row_job(size_t r, size_t count) const {
+    RowGradient job;
+    job.rows = count;
+    job.length = plan_.length;
+    job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+  // What row k reads; dz is in the stage, if there is one.
+  void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
+    const size_t row = span.n * plan_.runs + span.first / plan_.length;
+    job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
+    if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
+    job->x[k] = state_.x + row * plan_.length;
+    job->standard[k] = standard_at(row);
+  }
+
+  void some_rows(size_t block, size_t first, size_t count, float* dbeta) const {
     const size_t length = plan_.length;
-    Gradient jobs[kRowsTogether];
     Span spans[kRowsTogether];
-    RowSums sums;
-    sums.rows = count;
-    sums.length = length;
-    sums.gamma = along_run(plan_, gamma_, plan_.gamma.count, block);
-    sums.dbeta = dbeta;
-    sums.dgamma = dbeta ? dbeta + length : nullptr;
-    float* stage = nullptr;
+    float* stages[kRowsTogether] = {};
+    RowGradient job = row_job(block, count);
+    job.dbeta = dbeta;
+    job.dgamma = dbeta ? dbeta + length : nullptr;
+    job.stream = stream_;
+    job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
       spans[k] = span_of(plan_, batch_, row);
       if (stages_) {
-        stage = work_.stage ? work_.stage + row * length
-                            : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
-        make_dz(spans[k], stage);
+        stages[k] = work_.stage ? work_.stage + row * length
+                                : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+        make_dz(spans[k], stages[k]);
       }
-      jobs[k] = job_of(spans[k], row, stage);
-      jobs[k].dx = target_of(spans[k], jobs[k]);
-      sums.dy[k] = jobs[k].dy.data;
-      sums.y[k] = jobs[k].y.data;
-      sums.x[k] = jobs[k].x.data;
-      sums.standard[k] = jobs[k].standard;
+      set_row(&job, k, spans[k], stages[k]);
+      if (dx_.is_given()) job.dx[k] = stages_ ? stages[k] : address(dx_, spans[k].n, spans[k].first);
     }
-    plan_.kernels->row_sums(&sums);
-    for (size_t k = 0; k < count; ++k)
-      work_.means[row_at(block, first + k)] = means_of(sums.sums[k], static_cast<double>(length));
-    if (!dx_.is_given()) return;
-    for (size_t k = 0; k < count; ++k) {
-      jobs[k].gamma = sums.gamma;
-      jobs[k].ahead = has_next && !stages_ && count * length <= kPrefetch / 4 ? count * length : 0;
-      set_means(&jobs[k], row_at(block, first + k));
-      plan_.kernels->row_gradient(jobs[k]);
-      if (stages_) store_group(dx_, spans[k], jobs[k].dy.data, accumulate_, reinterpret_cast<float*>(scratch()));
+    if (!dx_.is_given()) {
+      plan_.kernels->row_sums(&job);
+      for (size_t k = 0; k < count; ++k) work_.means[row_at(block, first + k)] = {job.mean_g[k], job.mean_g_xhat[k]};
+      return;
     }
+    plan_.kernels->row_backward(&job);
+    for (size_t k = 0; k < count && stages_; ++k)
+      store_group(dx_, spans[k], stages[k], accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
   // dβ (which 0) or dγ (1): the accumulators of a run for the whole parameter, all of them for the part.
