@@ -350,18 +350,20 @@ Normalized normalize(Chain& c, const memory& x, int64_t channels, const F& forwa
   const memory scale = c.give(vector_of(channels), vector_of(channels));
   const memory shift = c.give(vector_of(channels), vector_of(channels));
   const memory mean(forward.mean_desc(), cpu()), variance(forward.variance_desc(), cpu());
-  const memory signs(forward.workspace_desc(), cpu());  // of y, for a fused ReLU
   const Normalized n{memory(x.get_desc(), cpu()), memory(x.get_desc(), cpu()), memory(x.get_desc(), cpu())};
   gradients = {memory(vector_of(channels), cpu()), memory(vector_of(channels), cpu())};
-  c.forward.add(Forward(forward), {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, n.y}, {DNNL_ARG_MEAN, mean},
-                                   {DNNL_ARG_VARIANCE, variance}, {DNNL_ARG_SCALE, scale}, {DNNL_ARG_SHIFT, shift},
-                                   {DNNL_ARG_WORKSPACE, signs},
-                                   {DNNL_ARG_SCRATCHPAD, memory(forward.scratchpad_desc(), cpu())}});
-  c.backward.add(Backward(backward), {{DNNL_ARG_SRC, x}, {DNNL_ARG_MEAN, mean}, {DNNL_ARG_VARIANCE, variance},
-                                      {DNNL_ARG_SCALE, scale}, {DNNL_ARG_WORKSPACE, signs}, {DNNL_ARG_DIFF_DST, n.dy},
-                                      {DNNL_ARG_DIFF_SRC, n.dx}, {DNNL_ARG_DIFF_SCALE, gradients[0]},
-                                      {DNNL_ARG_DIFF_SHIFT, gradients[1]},
-                                      {DNNL_ARG_SCRATCHPAD, memory(backward.scratchpad_desc(), cpu())}});
+  Arguments up{{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, n.y}, {DNNL_ARG_MEAN, mean}, {DNNL_ARG_VARIANCE, variance},
+               {DNNL_ARG_SCALE, scale}, {DNNL_ARG_SHIFT, shift},
+               {DNNL_ARG_SCRATCHPAD, memory(forward.scratchpad_desc(), cpu())}};
+  Arguments down{{DNNL_ARG_SRC, x}, {DNNL_ARG_MEAN, mean}, {DNNL_ARG_VARIANCE, variance}, {DNNL_ARG_SCALE, scale},
+                 {DNNL_ARG_DIFF_DST, n.dy}, {DNNL_ARG_DIFF_SRC, n.dx}, {DNNL_ARG_DIFF_SCALE, gradients[0]},
+                 {DNNL_ARG_DIFF_SHIFT, gradients[1]},
+                 {DNNL_ARG_SCRATCHPAD, memory(backward.scratchpad_desc(), cpu())}};
+  if (forward.workspace_desc().get_size() > 0)  // where y is positive, for a fused ReLU
+    up[DNNL_ARG_WORKSPACE] = down[DNNL_ARG_WORKSPACE] = memory(forward.workspace_desc(), cpu());
+  if (backward.get_kind() == dnnl::primitive::kind::layer_normalization) down[DNNL_ARG_SHIFT] = shift;  // insists on it
+  c.forward.add(Forward(forward), std::move(up));
+  c.backward.add(Backward(backward), std::move(down));
   return n;
 }
 

@@ -7,6 +7,7 @@ from ._spec import Array, GradientTarget
 
 Operand = tuple[Any, ...]
 NativeActivation = tuple[Any, ...]
+Description = tuple[Any, ...]  # of a layer, by `describe` of its module
 
 @final
 class Filter:
@@ -54,37 +55,10 @@ def activation_direct(
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
 def convolution_create(
-    name: str,
-    input: Operand,
-    output: Operand,
-    weights_operand: Operand,
-    bias_operand: Operand,
-    weights: Array,
-    bias: Array | None,
-    activation: NativeActivation,
-    transposed: bool,
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    groups: int,
-    winograd: int,
-    threads: int,
-    copy_parameters: bool,
-    /,
+    name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str,
-    input: Operand,
-    output: Operand,
-    weights_operand: Operand,
-    bias_operand: Operand,
-    weights: Array,
-    bias: Array | None,
-    activation: NativeActivation,
-    has_weights_gradient: bool,
-    threads: int,
-    copy_parameters: bool,
-    /,
+    name: str, description: Description, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,

@@ -130,36 +130,13 @@ class FullyConnectedLayer(ConvolutionLayer):
         where = type(self).__name__
         if _is_scipy_sparse(weights):
             weights = self.sparsify(weights)
-        held: SparseWeights | ArraySpec
-        if isinstance(weights, SparseWeights):
-            held, values, memory = weights, weights.data_type, weights._packed
-        else:
-            held = dense = _weights_spec(where, weights, weights_spec)
-            values, memory = "float32" if dense.table is not None else dense.data_type, weights
-        outputs, inputs = held.shape
-        spec = ArraySpec((inputs,), values) if input is None else spec_of(where, "input", input)
-        if len(spec.shape) != 1:
-            raise LayerCreationError(
-                f"[{where}] input: expected samples (inputs,); got {spec.shape}"
-            )
-        self._input_spec = spec
-        if output is None:
-            self._output_spec = ArraySpec((outputs,), output_type(spec))
-        else:
-            self._output_spec = spec_of(where, "output", output)
         self._weights, self._bias = weights, bias
+        description, self._input_spec, self._output_spec = describe(
+            where, input, None if output is None else spec_of(where, "output", output), weights,
+            bias, activation, weights_spec,
+        )  # fmt: skip
         self._filter = _core.fully_connected_create(
-            where,
-            spec._operand(),
-            self._output_spec._operand(),
-            held._operand(),
-            bias_spec(where, bias, outputs, self._output_spec)._operand(),
-            memory,
-            bias,
-            Activation.of(activation, where)._native(where, self._output_spec.shape),
-            not isinstance(weights, SparseWeights),
-            count(where, "num_threads", num_threads),
-            copy_parameters,
+            where, description, count(where, "num_threads", num_threads), copy_parameters
         )
 
     @staticmethod
@@ -242,6 +219,42 @@ class FullyConnectedLayer(ConvolutionLayer):
         memory[...] = np.frombuffer(packed, np.uint8)
         memory.flags.writeable = False
         return SparseWeights((rows, columns), data_type, nonzeros, memory)
+
+
+def describe(
+    where: str,
+    input: SpecLike | None,
+    output: ArraySpec | None,
+    weights: Array | SparseWeights,
+    bias: Array | None,
+    activation: ActivationLike,
+    weights_spec: ArraySpec | None = None,
+) -> tuple[tuple[Any, ...], ArraySpec, ArraySpec]:
+    """A fully connected layer for the native side, see parse_fully_connected in
+    bindings/fully_connected.cpp, and the specs of its input and output. Fused layers use it too."""
+    held: SparseWeights | ArraySpec
+    if isinstance(weights, SparseWeights):
+        held, values, memory = weights, weights.data_type, weights._packed
+    else:
+        held = dense = _weights_spec(where, weights, weights_spec)
+        values, memory = "float32" if dense.table is not None else dense.data_type, weights
+    outputs, inputs = held.shape
+    spec = ArraySpec((inputs,), values) if input is None else spec_of(where, "input", input)
+    if len(spec.shape) != 1:
+        raise LayerCreationError(f"[{where}] input: expected samples (inputs,); got {spec.shape}")
+    if output is None:
+        output = ArraySpec((outputs,), output_type(spec))
+    description = (
+        spec._operand(),
+        output._operand(),
+        held._operand(),
+        bias_spec(where, bias, outputs, output)._operand(),
+        memory,
+        bias,
+        Activation.of(activation, where)._native(where, output.shape),
+        not isinstance(weights, SparseWeights),
+    )
+    return description, spec, output
 
 
 def _is_scipy_sparse(value: object) -> bool:
