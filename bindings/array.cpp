@@ -131,7 +131,17 @@ Call::Call(PyObject* module, PyObject* filter, Family family) : state_(state_of(
 Call::Call(PyObject* module, PyObject* name) : state_(state_of(module)), name_(name), ok_(true) {}
 
 Call::~Call() {
+  if (claims_) filter_->claimed.store(false);
   if (filter_) filter_->leave();
+}
+
+bool Call::claim() {
+  claims_ = !filter_->claimed.exchange(true);
+  if (!claims_)
+    PyErr_Format(state_->layer_apply_error,
+                 "[%U] layer: expected one training or backward call at a time; got one while another is under way",
+                 name_);
+  return claims_;
 }
 
 bool Call::fail() const {
@@ -278,8 +288,9 @@ bool Array::make(Call& call, const Operand& operand, Batched batched) {
   return true;
 }
 
-bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name) {
-  return object == Py_None ? make(call, operand) : take(call, object, operand, name, Use::write);
+bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name, Batched batched) {
+  return object == Py_None ? make(call, operand, batched)
+                           : take(call, object, operand, name, Use::write, Strides::as_operand, batched);
 }
 
 BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {

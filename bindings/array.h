@@ -53,15 +53,16 @@ struct Operand {
 };
 
 inline constexpr int kMaxOperands = 5;
-inline constexpr int kMaxHeld = 5;
+inline constexpr int kMaxHeld = 12;
 
-enum class Family { activation, pooling, weighted };  // weighted: convolution and fully connected
+enum class Family { activation, arithmetic, normalization, pooling, weighted };  // weighted: those with weights
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
 struct FilterObject : PyObject {
   std::atomic<BNNSFilter> handle;
   std::atomic<size_t> state;  // 2 · (calls and views under way) + (1 when closed)
+  std::atomic<bool> claimed;  // by a call that changes what the native filter keeps
   Family family;
   PyObject* name;  // the class, for messages
   Operand operands[kMaxOperands];
@@ -84,6 +85,8 @@ class Call {
   ~Call();
 
   bool ok() const { return ok_; }
+  // Keeps other claiming calls off the filter until this one ends. False with LayerApplyError when one is under way.
+  bool claim();
   State* state() const { return state_; }
   PyObject* name() const { return name_; }
   unsigned flags() const { return filter_->flags; }
@@ -120,6 +123,7 @@ class Call {
   FilterObject* filter_ = nullptr;
   PyObject* name_ = nullptr;
   bool ok_ = false;
+  bool claims_ = false;
 };
 
 enum class Use { read, write, share };      // share: a parameter that the filter keeps reading
@@ -143,7 +147,8 @@ class Array {
   // A new array of call.batch samples.
   bool make(Call& call, const Operand& operand, Batched batched = Batched::yes);
   // What the caller gets: `object` if it is an array, a new array if it is None.
-  bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name);
+  bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name,
+                    Batched batched = Batched::yes);
 
   void* data() const { return data_; }
   size_t batch_stride() const { return batch_stride_; }  // in values; 0 for a batch of one
@@ -218,9 +223,12 @@ bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 
 // The families' methods, each list ended by an empty entry.
 extern PyMethodDef activation_methods[];
+extern PyMethodDef arithmetic_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
+extern PyMethodDef normalization_methods[];
 extern PyMethodDef pooling_methods[];
+extern PyMethodDef quantization_methods[];
 extern PyMethodDef weighted_methods[];
 
 // METH_FASTCALL functions have a type of their own; the table wants this one.

@@ -26,14 +26,24 @@ from ._errors import (
     LayerApplyError,
     LayerCreationError,
 )
-from ._layer import Layer, UnaryLayer
+from ._layer import BinaryLayer, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .arithmetic import (
+    BinaryArithmeticLayer,
+    BinaryGradients,
+    InputGradients,
+    TernaryArithmeticLayer,
+    TernaryGradients,
+    UnaryArithmeticLayer,
+)
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .pooling import Pooling, PoolingGradients, PoolingLayer
+from .quantization import dequantize, quantize
 
 __version__ = _core.version()
 
@@ -44,23 +54,34 @@ __all__ = [
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "BinaryArithmeticLayer",
+    "BinaryGradients",
+    "BinaryLayer",
     "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Normalization",
+    "NormalizationGradients",
+    "NormalizationLayer",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
     "SparseWeights",
+    "TernaryArithmeticLayer",
+    "TernaryGradients",
     "TransposedConvolutionLayer",
+    "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "activation",
     "config",
     "convert",
+    "dequantize",
     "dtype",
     "get_matmul_precision",
     "get_num_threads",
@@ -69,6 +90,7 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "quantize",
     "set_matmul_precision",
     "set_num_threads",
     "set_seed",

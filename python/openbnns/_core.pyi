@@ -54,6 +54,16 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
+def arithmetic_create(name: str, description: tuple[Any, ...], threads: int, /) -> Filter: ...
+def arithmetic_apply(filter: Filter, out: Array | None, /, *inputs: Array) -> Any: ...
+def arithmetic_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    accumulate: int,
+    /,
+    *inputs_and_gradients: Any,
+) -> tuple[Any, ...]: ...
 def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
@@ -72,6 +82,28 @@ def fully_connected_sparsify(
     denominator: int,
     /,
 ) -> bytes: ...
+def normalization_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def normalization_apply(
+    filter: Filter, x: Array, out: Array | None, training: bool, /
+) -> Any: ...
+def normalization_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    beta_gradient: GradientTarget,
+    gamma_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any, Any]: ...
 def weighted_apply(filter: Filter, x: Array, out: Array | None, /) -> Any: ...
 def weighted_backward(
     filter: Filter,
@@ -122,6 +154,16 @@ def pooling_backward(
     accumulate: int,
     /,
 ) -> tuple[Any, Any]: ...
+def quantization_direct(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    x: Array,
+    out: Array | None,
+    /,
+) -> Any: ...
 def version() -> str: ...
 def isa() -> str: ...
 def isa_reason() -> str: ...

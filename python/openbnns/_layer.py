@@ -82,6 +82,20 @@ class UnaryLayer(Layer):
         return self.apply(x, out=out)
 
 
+class BinaryLayer(Layer):
+    """Base of the layers with two inputs and one output."""
+
+    __slots__ = ()
+
+    def apply(self, a: Array, b: Array, *, out: Any = None) -> npt.NDArray[Any] | Any:
+        """The output for a batch. Arguments: see the layer."""
+        raise NotImplementedError
+
+    def __call__(self, a: Array, b: Array, *, out: Any = None) -> npt.NDArray[Any] | Any:
+        """The same as ``apply``."""
+        return self.apply(a, b, out=out)
+
+
 def accumulate_bits(
     where: str,
     accumulate: bool | Collection[str],
