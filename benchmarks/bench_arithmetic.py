@@ -3,42 +3,24 @@
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-import openbnns
-from cases import generator
+from cases.arithmetic import ArithmeticCase
 
 from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
 
-_IMAGE = (32, 64, 56, 56)  # 25.7 MB
-
-
-@dataclass(frozen=True)
-class ArithmeticRace:
-    """y = function(a, b), b spread over the axes where its extent is 1. An axis 0 of extent 1 makes
-    it a parameter, which all samples share."""
-
-    function: str
-    b_shape: tuple[int, int, int, int]
-    shape: tuple[int, int, int, int] = _IMAGE
-
-    def __str__(self):
-        return f"{self.function}-{'x'.join(map(str, self.shape))}-{'x'.join(map(str, self.b_shape))}"
-
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """a, b, dy"""
-        shapes = (self.shape, self.b_shape, self.shape)
-        return tuple(
-            generator(self, salt).standard_normal(shape).astype(np.float32)
-            for salt, shape in enumerate(shapes)
-        )
-
-
+_SAMPLE = (64, 56, 56)  # 32 of them are 25.7 MB
+_SECOND = {
+    "sample": _SAMPLE,  # the same shape
+    "parameter": (64, 1, 1),  # a value per channel, which all samples share
+    "row": (64, 56, 1),  # a value per row
+}
 CASES = [
-    ArithmeticRace(function, b_shape)
+    ArithmeticCase(
+        function, (_SAMPLE, shape), ("sample", "sample" if name == "row" else name), batch=32
+    )
     for function in ("add", "multiply")
-    for b_shape in (_IMAGE, (1, 64, 1, 1), (32, 64, 56, 1))  # the same, per channel, per row
+    for name, shape in _SECOND.items()
 ]
 
 
@@ -48,10 +30,10 @@ def rows(run: Run) -> Iterator[Row]:
     return race_entries("arithmetic", chosen, run)
 
 
-def _entry(case: ArithmeticRace, run: Run) -> Entry:
+def _entry(case: ArithmeticCase, run: Run) -> Entry:
     """Products read both arrays again for their gradients, sums only dy."""
-    a, b = 4 * math.prod(case.shape), 4 * math.prod(case.b_shape)
-    values = math.prod(case.shape)
+    values = math.prod(case.full_output)
+    a, b = 4 * values, 4 * math.prod(case.full_shape(1))
     forward = Work(a + b, a, values)
     if case.function == "add":
         backward = Work(a, a + b, values)
@@ -61,37 +43,30 @@ def _entry(case: ArithmeticRace, run: Run) -> Entry:
     return Entry.unary(str(case), forward, backward, lambda: _contenders(case, run), results)
 
 
-def _contenders(case: ArithmeticRace, run: Run) -> list[Contender]:
-    a, b, dy = case.arrays()
+def _contenders(case: ArithmeticCase, run: Run) -> list[Contender]:
+    (a, b), dy = case.inputs(), case.output_gradient()
     found = [_ours(case, a, b, dy, run.threads)]
+    whole = b if b.ndim == a.ndim else b[None]
     for peer in run.peers.values():
-        found += peer.arithmetic(case, a, b, dy, run.compiled)
+        found += peer.arithmetic(case, a, whole, dy, run.compiled)
     return found
 
 
 def _ours(
-    case: ArithmeticRace, a: np.ndarray, b: np.ndarray, dy: np.ndarray, threads: int
+    case: ArithmeticCase, a: np.ndarray, b: np.ndarray, dy: np.ndarray, threads: int
 ) -> Contender:
-    shared = case.b_shape[0] == 1
-    layer = openbnns.BinaryArithmeticLayer(
-        case.function,
-        input_a=case.shape[1:],
-        input_b=case.b_shape[1:],
-        b_kind="parameter" if shared else "sample",
-        num_threads=threads,
-    )
+    layer = case.layer(num_threads=threads)
     y, da, db = np.empty_like(dy), np.empty_like(a), np.empty_like(b)
-    b, b_gradient = (b[0], db[0]) if shared else (b, db)
 
     def forward():
         layer.apply(a, b, out=y)
 
     def backward():
-        layer.apply_backward(a, b, None, dy, a_gradient=da, b_gradient=b_gradient)
+        layer.apply_backward(a, b, None, dy, a_gradient=da, b_gradient=db)
 
     def result():
         forward()
         backward()
-        return y, da, db
+        return y, da, db if b.ndim == a.ndim else db[None]
 
     return Contender(OURS, forward, backward, result)

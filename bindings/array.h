@@ -52,10 +52,10 @@ struct Operand {
   void release();
 };
 
-inline constexpr int kMaxOperands = 5;
+inline constexpr int kMaxOperands = 8;
 inline constexpr int kMaxHeld = 12;
 
-enum class Family { activation, arithmetic, normalization, pooling, weighted };  // weighted: those with weights
+enum class Family { activation, arithmetic, fused, normalization, pooling, weighted };  // weighted: those with weights
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -226,6 +226,7 @@ extern PyMethodDef activation_methods[];
 extern PyMethodDef arithmetic_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
+extern PyMethodDef fused_methods[];
 extern PyMethodDef normalization_methods[];
 extern PyMethodDef pooling_methods[];
 extern PyMethodDef quantization_methods[];

@@ -92,9 +92,7 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   BNNSFilterType types[2] = {first.type, BNNSQuantization};
   const void* blocks[2] = {first.block, &quantizer.layer};
   if (second_kind == BNNSQuantization) {
-    if (!parse_quantization(call, second_tuple, operands, &quantizer)) return nullptr;
-    if (quantizer.layer.scale.data) quantizer.scale.give_to(filter.get());
-    if (quantizer.layer.bias.data) quantizer.bias.give_to(filter.get());
+    if (!parse_quantization(call, filter.get(), second_tuple, copy_parameters, operands, &quantizer)) return nullptr;
     quantizer.layer.i_desc = between;
     quantizer.layer.o_desc = result;
   } else {

@@ -41,6 +41,22 @@ from .arithmetic import (
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .fused import (
+    FusableLayerParameters,
+    FusedBinaryArithmeticParameters,
+    FusedConvolutionNormalizationLayer,
+    FusedConvolutionParameters,
+    FusedDequantizationParameters,
+    FusedFullyConnectedNormalizationLayer,
+    FusedFullyConnectedParameters,
+    FusedGradients,
+    FusedLayer,
+    FusedNormalizationParameters,
+    FusedParametersLayer,
+    FusedQuantizationParameters,
+    FusedTernaryArithmeticParameters,
+    FusedUnaryArithmeticParameters,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
@@ -61,6 +77,20 @@ __all__ = [
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "FusableLayerParameters",
+    "FusedBinaryArithmeticParameters",
+    "FusedConvolutionNormalizationLayer",
+    "FusedConvolutionParameters",
+    "FusedDequantizationParameters",
+    "FusedFullyConnectedNormalizationLayer",
+    "FusedFullyConnectedParameters",
+    "FusedGradients",
+    "FusedLayer",
+    "FusedNormalizationParameters",
+    "FusedParametersLayer",
+    "FusedQuantizationParameters",
+    "FusedTernaryArithmeticParameters",
+    "FusedUnaryArithmeticParameters",
     "InputGradients",
     "Layer",
     "LayerApplyError",

@@ -54,7 +54,7 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
-def arithmetic_create(name: str, description: tuple[Any, ...], threads: int, /) -> Filter: ...
+def arithmetic_create(name: str, description: Description, threads: int, /) -> Filter: ...
 def arithmetic_apply(filter: Filter, out: Array | None, /, *inputs: Array) -> Any: ...
 def arithmetic_backward(
     filter: Filter,
@@ -82,11 +82,35 @@ def fully_connected_sparsify(
     denominator: int,
     /,
 ) -> bytes: ...
+def fused_create(
+    name: str,
+    first_type: int,
+    first: Description,
+    output: Operand,
+    second_type: int,
+    second: Description,
+    winograd: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def fused_apply(
+    filter: Filter, out: Array | None, training: bool, /, *inputs: Array
+) -> Any: ...
+def fused_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    accumulate: int,
+    /,
+    *inputs_and_gradients: Any,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+def fused_work_bytes(filter: Filter, batch: int, /) -> int: ...
 def normalization_create(
     name: str,
     input: Operand,
     output: Operand,
-    description: tuple[Any, ...],
+    description: Description,
     threads: int,
     copy_parameters: bool,
     /,
@@ -158,7 +182,7 @@ def quantization_direct(
     name: str,
     input: Operand,
     output: Operand,
-    description: tuple[Any, ...],
+    description: Description,
     threads: int,
     x: Array,
     out: Array | None,

@@ -901,9 +901,8 @@ def _describe_first(
     value = inputs[0]
     if isinstance(first, FusedFullyConnectedParameters):
         spec = fully_connected.input_spec(where, value, first.weights)
-        between = _between(spec, second, output)
-        description, spec, between = fully_connected.describe(
-            where, spec, between, first.weights, first.bias, "identity"
+        description, between = fully_connected.describe(
+            where, spec, _between(spec, second, output), first.weights, first.bias, "identity"
         )
         return _FULLY_CONNECTED, description, (spec,), between
     assert isinstance(first, FusedConvolutionParameters)
