@@ -242,14 +242,23 @@ PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_
   return Py_BuildValue("NN", results_of(dx, inputs), results_of(deltas, parameters));
 }
 
-// filter, batch
-PyObject* fused_work_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
-  if (!check_count("fused_work_bytes", count, 2)) return nullptr;
+// filter, batch, and what the library says about them
+PyObject* bytes_of(PyObject* module, PyObject* const* arguments, Py_ssize_t count,
+                   size_t (*question)(BNNSFilter, size_t)) {
+  if (!check_count("fused bytes", count, 2)) return nullptr;
   Call call(module, arguments[0], Family::fused);
   if (!call.ok()) return nullptr;
   const size_t batch = PyLong_AsSize_t(arguments[1]);
   if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
-  return PyLong_FromSize_t(obn_filter_work_bytes(call.handle(), batch));
+  return PyLong_FromSize_t(question(call.handle(), batch));
+}
+
+PyObject* fused_work_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  return bytes_of(module, arguments, count, obn_filter_work_bytes);
+}
+
+PyObject* fused_kept_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  return bytes_of(module, arguments, count, obn_filter_kept_bytes);
 }
 
 }  // namespace
@@ -259,6 +268,7 @@ PyMethodDef fused_methods[] = {
     {"fused_apply", as_method(fused_apply), METH_FASTCALL, nullptr},
     {"fused_backward", as_method(fused_backward), METH_FASTCALL, nullptr},
     {"fused_work_bytes", as_method(fused_work_bytes), METH_FASTCALL, nullptr},
+    {"fused_kept_bytes", as_method(fused_kept_bytes), METH_FASTCALL, nullptr},
     {},
 };
 

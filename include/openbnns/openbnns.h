@@ -77,6 +77,11 @@ OBN_API int obn_filter_set_winograd(BNNSFilter filter, int on);
  * SIZE_MAX on failure. */
 OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
 
+/* Bytes that a training call of a normalization or fused filter with this batch size keeps until the
+ * gradients are computed; 0 for filters that keep nothing. They belong to the filter, come from its
+ * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
+OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
+
 OBN_C_END
 
 #endif

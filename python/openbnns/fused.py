@@ -1,5 +1,5 @@
-"""Two layers in one: a convolution, a fully connected layer or arithmetic, then a normalization or a
-quantization. What lies between them stays inside."""
+"""Two layers in one: a convolution, a fully connected layer or arithmetic, then a normalization or
+a quantization. What lies between them stays inside."""
 
 from __future__ import annotations
 
@@ -560,7 +560,8 @@ class FusedLayer(Layer):
         if parameter_gradients is None or isinstance(parameter_gradients, bool):
             targets = (parameter_gradients,) * len(names)
         else:
-            targets = _as_many(type(self).__name__, "parameter_gradients", names, parameter_gradients)
+            where = type(self).__name__
+            targets = _as_many(where, "parameter_gradients", names, parameter_gradients)
         bits = 0
         if accumulate is not False:
             every = inputs | dict(zip(names, targets, strict=True))
@@ -582,6 +583,21 @@ class FusedLayer(Layer):
         See also: ``obn_filter_work_bytes``.
         """
         return _core.fused_work_bytes(self._filter, batch)
+
+    def kept_bytes(self, batch: int) -> int:
+        """Bytes that a training call with a batch of this size keeps for its gradients.
+
+        The memory belongs to the layer; the next training call uses it again.
+
+        Args:
+            batch: number of samples.
+
+        Raises:
+            LayerApplyError: the layer is closed.
+
+        See also: ``obn_filter_kept_bytes``.
+        """
+        return _core.fused_kept_bytes(self._filter, batch)
 
     def __repr__(self) -> str:
         first, second = (type(component).__name__ for component in self._components)

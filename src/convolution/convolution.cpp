@@ -132,28 +132,6 @@ int check_per_channel(const View& view, size_t channels, const char* argument, s
   return fail("%s: expected %zu values, one per output channel; got %s", argument, channels, shape_text(view, &got));
 }
 
-// An array of a call, for the question whether two share memory.
-struct Place {
-  const char* word;
-  const View* view;
-  const void* data;
-  size_t step;
-  size_t batch;  // 1 for parameters
-};
-
-int check_apart(const Place& a, const Place& b) {
-  if (!a.data || !b.data) return 0;
-  if (a.batch == b.batch)
-    return check_disjoint(*a.view, a.data, a.step, a.word, *b.view, b.data, b.step, b.word, a.batch);
-  const auto end = [](const Place& p) {
-    const size_t values = (p.batch - 1) * p.step + p.view->span;
-    return reinterpret_cast<uintptr_t>(p.data) + (values * bits_of(p.view->type) + 7) / 8;
-  };
-  const auto begin = [](const Place& p) { return reinterpret_cast<uintptr_t>(p.data); };
-  if (end(a) <= begin(b) || end(b) <= begin(a)) return 0;
-  return fail("%s: expected memory apart from %s; the two overlap", a.word, b.word);
-}
-
 }  // namespace
 
 Choice choose(const Problem& problem, bool winograd) {
@@ -308,14 +286,6 @@ struct Convolution::Parts {
   }
 };
 
-// One call: what runs, on which samples, with which memory.
-struct Convolution::Run {
-  Choice choice;
-  Problem problem;
-  size_t threads;
-  std::byte* work;
-};
-
 bool Convolution::uses_winograd() const {
   const int setting = winograd_.load(std::memory_order_relaxed);
   return setting < 0 ? library_uses_winograd() : setting != 0;
@@ -333,7 +303,7 @@ Problem Convolution::problem_of(size_t batch) const {
   return problem;
 }
 
-Convolution::Run Convolution::make_run(size_t batch) const {
+Run Convolution::make_run(size_t batch) const {
   size_t products;
   const bool is_small = !__builtin_mul_overflow(products_, batch, &products) && products < kSmallCall;
   return {choice(), problem_, is_small ? 1 : threads_for(options().threads), nullptr};
@@ -415,60 +385,66 @@ Convolution::ForwardWork Convolution::lay_out_forward(Parts* parts, const Run& r
   return work;
 }
 
+int Convolution::check_input(size_t batch, const void* x, size_t requested, Images* images) const {
+  *images = {&input_, static_cast<std::byte*>(const_cast<void*>(x)), 0};
+  if (read_batch(input_, x, batch, requested, Access::read, "input", &images->step) != 0) return -1;
+  return check_size(batch);
+}
+
+int Convolution::check_own_apart(const Place& written) const {
+  if (!options().use_client_ptr) return 0;
+  if (check_apart(written, {"weights", &weights_.memory, weights_.memory.data, 0, 1}) != 0) return -1;
+  return has_bias_ ? check_apart(written, {"bias", &bias_, bias_.data, 0, 1}) : 0;
+}
+
+size_t Convolution::forward_bytes(const Run& run, size_t batch, const Images& x, const Images& y) const {
+  Parts count{nullptr};
+  lay_out_forward(&count, run, batch, x, y);
+  return count.used;
+}
+
 int Convolution::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
   if (batch == 0) return 0;
-  if (read_batch(input_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
-      read_batch(output_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 || check_size(batch) != 0)
+  Images from, to = {&output_, static_cast<std::byte*>(y), 0};
+  if (check_input(batch, x, x_stride, &from) != 0 ||
+      read_batch(output_, y, batch, y_stride, Access::write, "output", &to.step) != 0)
     return -1;
-  const Place out = {"output", &output_, y, y_stride, batch};
-  if (check_apart(out, {"input", &input_, x, x_stride, batch}) != 0) return -1;
-  if (options().use_client_ptr &&
-      (check_apart(out, {"weights", &weights_.memory, weights_.memory.data, 0, 1}) != 0 ||
-       (has_bias_ && check_apart(out, {"bias", &bias_, bias_.data, 0, 1}) != 0)))
-    return -1;
+  const Place out = {"output", &output_, y, to.step, batch};
+  if (check_apart(out, {"input", &input_, x, from.step, batch}) != 0 || check_own_apart(out) != 0) return -1;
+  const Run run = make_run(batch);
+  const size_t bytes = forward_bytes(run, batch, from, to);
+  std::byte* block = bytes ? workspace(bytes) : nullptr;
+  if ((bytes && !block) || !scratch()) return -1;
+  run_forward(run, batch, from, to, block);
+  return 0;
+}
 
-  const Images from = {&input_, static_cast<std::byte*>(const_cast<void*>(x)), x_stride};
-  const Images to = {&output_, static_cast<std::byte*>(y), y_stride};
-  Run run = make_run(batch);
-  Parts count{nullptr};
-  lay_out_forward(&count, run, batch, from, to);
-  Parts parts{count.used ? workspace(count.used) : nullptr};
-  if ((count.used && !parts.block) || !scratch()) return -1;
-  const ForwardWork work = lay_out_forward(&parts, run, batch, from, to);
+void Convolution::run_forward(Run run, size_t batch, const Images& x, const Images& y, std::byte* block) const {
+  Parts parts{block};
+  const ForwardWork work = lay_out_forward(&parts, run, batch, x, y);
   if (work.w) expand_weights(weights_, order_, is_integer_, run.threads, work.w);
   if (work.bias) load_channels(bias_, bias_stride_, output_.extent[2], work.bias);
   const float* w = w_ ? w_ : work.w;
   const float* bias = b_ ? b_ : work.bias;
   run.work = work.algorithm;
   if (is_integer_) {
-    integer_forward(problem_of(batch), {from, to, w, weights_.memory.scale, weights_.memory.bias, bias, element_wise()},
+    integer_forward(problem_of(batch), {x, y, w, weights_.memory.scale, weights_.memory.bias, bias, element_wise()},
                     run.threads);
-    return 0;
+    return;
   }
   for (size_t first = 0; first < batch; first += work.chunk) {
     const size_t samples = std::min(work.chunk, batch - first);
     run.problem.batch = samples;
-    if (work.x) load_images(from, first, samples, run.threads, work.x);
-    const Planes in = work.x ? dense_planes(input_, work.x) : from.planes(first);
-    const Planes result = work.y ? dense_planes(output_, work.y) : to.planes(first);
+    if (work.x) load_images(x, first, samples, run.threads, work.x);
+    const Planes in = work.x ? dense_planes(input_, work.x) : x.planes(first);
+    const Planes result = work.y ? dense_planes(output_, work.y) : y.planes(first);
     to_output(run, in, w, result, bias);
     if (needs_rows_) activate_rows(activation_, output_, result, samples, run.threads);
-    if (work.y) store_images(work.y, to, first, samples, false, run.threads);
+    if (work.y) store_images(work.y, y, first, samples, false, run.threads);
   }
-  return 0;
 }
 
 // ---- backward ----
-
-// The arguments of a backward call, checked. Gradients that are not wanted have data NULL.
-struct Convolution::Gradients {
-  size_t batch;
-  Images x, y, dy, dx;  // their views are those below, or the layer's
-  View dy_view, dx_view;
-  WeightArray dw;
-  View db;
-  size_t db_stride;
-};
 
 struct Convolution::BackwardWork {
   size_t chunk;
@@ -528,31 +504,30 @@ int Convolution::check_places(const Gradients& g) const {
   return 0;
 }
 
-int Convolution::check_backward(const Backward& a, Gradients* g) const {
+int Convolution::check_output_gradient(const Backward& a, Gradients* g) const {
+  if (read_gradient(*a.dy, output_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy.step) != 0)
+    return -1;
+  g->dy.view = &g->dy_view;
+  g->dy.data = static_cast<std::byte*>(g->dy_view.data);
+  if (activation_.is_identity()) return 0;
+  if (activation_.check_backward() != 0) return -1;
+  if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+  if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &g->y.step) != 0) return -1;
+  g->y.view = &output_;
+  g->y.data = static_cast<std::byte*>(const_cast<void*>(a.y));
+  return 0;
+}
+
+int Convolution::check_gradients(const Backward& a, Gradients* g) const {
   if (!is_float(input_.type) || !is_float(output_.type) || !is_float(weights_.memory.type))
     return fail("input: expected floating-point input, weights and output for a gradient; got %s, %s and %s",
                 name_of(input_.type), name_of(weights_.memory.type), name_of(output_.type));
   if (check_size(a.batch) != 0) return -1;
   g->batch = a.batch;
-  if (read_gradient(*a.dy, output_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy.step) != 0)
-    return -1;
-  g->dy.view = &g->dy_view;
-  g->dy.data = static_cast<std::byte*>(g->dy_view.data);
-  g->y = {&output_, nullptr, 0};
-  if (!activation_.is_identity()) {
-    if (activation_.check_backward() != 0) return -1;
-    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
-    if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &g->y.step) != 0) return -1;
-    g->y.data = static_cast<std::byte*>(const_cast<void*>(a.y));
-  }
   g->x = {&input_, nullptr, 0};
-  g->dw.memory.data = nullptr;
   if (a.dw) {
     if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
-    if (read_batch(input_, a.x, a.batch, a.x_stride, Access::read, "input", &g->x.step) != 0 ||
-        check_weight_gradient(*a.dw, g) != 0)
-      return -1;
-    g->x.data = static_cast<std::byte*>(const_cast<void*>(a.x));
+    if (check_input(a.batch, a.x, a.x_stride, &g->x) != 0 || check_weight_gradient(*a.dw, g) != 0) return -1;
   }
   g->dx = {&g->dx_view, nullptr, 0};
   if (a.dx) {
@@ -561,7 +536,6 @@ int Convolution::check_backward(const Backward& a, Gradients* g) const {
       return -1;
     g->dx.data = static_cast<std::byte*>(g->dx_view.data);
   }
-  g->db.data = nullptr;
   if (a.db && check_bias_gradient(*a.db, g) != 0) return -1;
   return check_places(*g);
 }
@@ -601,23 +575,33 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   return work;
 }
 
+size_t Convolution::backward_bytes(const Run& run, const Gradients& g) const {
+  Parts count{nullptr};
+  lay_out_backward(&count, run, g);
+  return count.used;
+}
+
 int Convolution::apply_backward(const Backward& a) {
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
   Gradients g;
-  if (check_backward(a, &g) != 0) return -1;
-  Run run = make_run(a.batch);
-  Parts count{nullptr};
-  lay_out_backward(&count, run, g);
-  Parts parts{count.used ? workspace(count.used) : nullptr};
-  if ((count.used && !parts.block) || !scratch()) return -1;
+  if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0) return -1;
+  const Run run = make_run(a.batch);
+  const size_t bytes = backward_bytes(run, g);
+  std::byte* block = bytes ? workspace(bytes) : nullptr;
+  if ((bytes && !block) || !scratch()) return -1;
   if (!activation_.is_identity() && activation_.depends_on_values() &&
       !accepts_output(activation_, g.y, a.batch, run.threads))
     return fail("output: expected values from which the activation's gradient is known; got ambiguous ones");
+  run_backward(run, g, block);
+  return 0;
+}
+
+void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) const {
+  Parts parts{block};
   const BackwardWork work = lay_out_backward(&parts, run, g);
   if (work.w) expand_weights(weights_, order_, false, run.threads, work.w);
   backward_floats(&run, work, g);
-  return 0;
 }
 
 void Convolution::backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const {
@@ -668,7 +652,11 @@ size_t Convolution::work_bytes(size_t batch) const {
   Parts forward{nullptr}, backward{nullptr};
   lay_out_forward(&forward, run, batch, x, y);
   if (is_float(input_.type) && is_float(output_.type) && is_float(weights_.memory.type)) {
-    Gradients g = {batch, x, y, y, x, output_, input_, weights_, output_, 1};
+    Gradients g;
+    g.batch = batch;
+    g.x = g.dx = x;
+    g.y = g.dy = y;
+    g.dw = weights_;
     g.db.data = &some;
     lay_out_backward(&backward, run, g);
   }

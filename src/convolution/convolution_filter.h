@@ -128,6 +128,27 @@ struct Choice {
 };
 Choice choose(const Problem& problem, bool winograd);
 
+// One call: what runs, on which samples, with which memory.
+struct Run {
+  Choice choice;
+  Problem problem;
+  size_t threads;
+  std::byte* work;
+};
+
+// The arguments of a backward call, checked. Gradients that are not wanted have data NULL.
+struct Gradients {
+  Gradients() = default;
+  Gradients(const Gradients&) = delete;  // it points into itself
+
+  size_t batch = 0;
+  Images x = {}, y = {}, dy = {}, dx = {};  // their views are those below, or the layer's
+  View dy_view, dx_view;
+  WeightArray dw = {};
+  View db;
+  size_t db_stride = 0;
+};
+
 class Convolution final : public Filter {
  public:
   Convolution(const Options& options, bool transposed);
@@ -142,11 +163,23 @@ class Convolution final : public Filter {
   const Problem& problem() const { return problem_; }
   const Choice& choice() const { return choices_[uses_winograd()]; }
 
+  // The same calls in steps, for layers that begin with this one: output and output gradient are theirs. Checks come
+  // first and fail with a sentence; scratch() must be there; work has as many bytes as the step before it said.
+  const View& input() const { return input_; }
+  const View& output() const { return output_; }
+  bool has_activation() const { return !activation_.is_identity(); }
+  int check_input(size_t batch, const void* x, size_t requested, Images* images) const;
+  int check_own_apart(const Place& written) const;  // from weights and bias that stay the caller's
+  Run make_run(size_t batch) const;
+  size_t forward_bytes(const Run& run, size_t batch, const Images& x, const Images& y) const;
+  void run_forward(Run run, size_t batch, const Images& x, const Images& y, std::byte* block) const;
+  int check_gradients(const Backward& arguments, Gradients* g) const;  // all but dy and y
+  size_t backward_bytes(const Run& run, const Gradients& g) const;
+  void run_backward(Run run, const Gradients& g, std::byte* block) const;
+
  private:
   struct Parts;          // convolution.cpp
-  struct Run;
   struct ForwardWork;
-  struct Gradients;
   struct BackwardWork;
 
   int check_types() const;
@@ -156,14 +189,13 @@ class Convolution final : public Filter {
   int copy_parameters();
 
   bool uses_winograd() const;
-  Run make_run(size_t batch) const;
   Problem problem_of(size_t batch) const;
   size_t chunk_of(size_t batch, size_t floats_per_sample) const;
   int check_size(size_t batch) const;
 
   ForwardWork lay_out_forward(Parts* parts, const Run& run, size_t batch, const Images& x, const Images& y) const;
 
-  int check_backward(const Backward& arguments, Gradients* g) const;
+  int check_output_gradient(const Backward& arguments, Gradients* g) const;
   int check_weight_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_places(const Gradients& g) const;

@@ -4,15 +4,18 @@
 
 namespace obn::OBN_TARGET::normalization {
 
+using obn::normalization::add;
 using obn::normalization::ColumnGradient;
 using obn::normalization::Columns;
 using obn::normalization::Forward;
 using obn::normalization::Gradient;
 using obn::normalization::kColumns;
 using obn::normalization::kRowsTogether;
+using obn::normalization::Mask;
 using obn::normalization::Moments;
 using obn::normalization::RowForward;
 using obn::normalization::RowSums;
+using obn::normalization::RunMoments;
 using obn::normalization::Runs;
 using obn::normalization::Standard;
 using obn::normalization::standard_of;
@@ -114,51 +117,67 @@ OBN_INLINE Spread run_spread(const float* x, size_t n, F about) {
 }
 
 // What the second pass says about n values, whose mean is nearly `about`.
-OBN_INLINE Moments moments_of(double n, double inverse, float about, const Spread& spread) {
-  const double off = static_cast<double>(sum(spread.first));
-  const double squares = static_cast<double>(sum(spread.second)) - off * off * inverse;
+OBN_INLINE Moments moments_of(double n, double inverse, float about, float first, float second) {
+  const double off = static_cast<double>(first);
+  const double squares = static_cast<double>(second) - off * off * inverse;
   return {n, static_cast<double>(about) + off * inverse, squares < 0.0 ? 0.0 : squares};
 }
 
-// Moments of a block, two passes: the second one corrects the rounding of the first mean.
-Moments block_moments(const float* x, size_t step, size_t count, size_t length) {
-  const double n = static_cast<double>(count * length);
-  F total = F{};
-  for (size_t k = 0; k < count; ++k) total += run_sum(x + k * step, length);
-  const float about = sum(total) / static_cast<float>(count * length);
-  Spread spread = {F{}, F{}};
+// One number out of all lanes, neighbours first: the sum that sum_each gives.
+OBN_INLINE float pairwise_sum(F v) {
+#pragma GCC unroll 4
+  for (size_t n = kLanes; n > 1; n /= 2) {
+    F even, odd;
+    split_pairs(v, v, &even, &odd);
+    v = even + odd;
+  }
+  return v[0];
+}
+
+// Moments of up to kBlock values, two passes: the second one corrects the rounding of the first mean.
+Moments block_moments(const float* x, size_t length) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n;
+  const float about = pairwise_sum(run_sum(x, length)) * static_cast<float>(inverse);
+  const Spread spread = run_spread(x, length, splat(about));
+  return moments_of(n, inverse, about, pairwise_sum(spread.first), pairwise_sum(spread.second));
+}
+
+// The same of several blocks, one per lane where all lanes are added up.
+void some_block_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n;
+  F first[kLanes] = {}, second[kLanes] = {};
+  for (size_t k = 0; k < count; ++k) first[k] = run_sum(x.data + k * x.step, length);
+  const F about = sum_each(first) * splat(static_cast<float>(inverse));
   for (size_t k = 0; k < count; ++k) {
-    const Spread part = run_spread(x + k * step, length, splat(about));
-    spread.first += part.first;
-    spread.second += part.second;
+    const Spread spread = run_spread(x.data + k * x.step, length, splat(about[k]));
+    first[k] = spread.first;
+    second[k] = spread.second;
   }
-  return moments_of(n, 1.0 / n, about, spread);
+  const F off = sum_each(first), squares = sum_each(second);
+  for (size_t k = 0; k < count; ++k) {
+    const Moments m = moments_of(n, inverse, about[k], off[k], squares[k]);
+    moments[k] = {m.mean, m.squares};
+  }
 }
 
-void add(const Moments& part, Moments* all) {
-  if (all->count == 0.0) {
-    *all = part;
-    return;
-  }
-  const double n = all->count + part.count, apart = part.mean - all->mean;
-  all->mean += apart * (part.count / n);
-  all->squares += part.squares + apart * apart * (all->count * part.count / n);
-  all->count = n;
-}
-
-// Blocks one after the other. Short runs share a block.
-Moments moments(const Runs& x, size_t count, size_t length) {
+// Blocks one after the other.
+Moments long_moments(const float* x, size_t length) {
   Moments all;
-  if (length < kBlock) {
-    const size_t together = kBlock / length;
-    for (size_t k = 0; k < count; k += together)
-      add(block_moments(x.data + k * x.step, x.step, k + together < count ? together : count - k, length), &all);
-    return all;
-  }
-  for (size_t k = 0; k < count; ++k)
-    for (size_t i = 0; i < length; i += kBlock)
-      add(block_moments(x.data + k * x.step + i, 0, 1, i + kBlock < length ? kBlock : length - i), &all);
+  for (size_t i = 0; i < length; i += kBlock)
+    add(block_moments(x + i, i + kBlock < length ? kBlock : length - i), &all);
   return all;
+}
+
+void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
+  size_t k = 0;
+  if (length <= kBlock / kLanes) {  // so short that a few of them stay in L1
+    for (; k + 1 < count; k += kLanes)
+      some_block_moments({x.data + k * x.step, x.step}, k + kLanes < count ? kLanes : count - k, length, moments + k);
+  }
+  for (; k < count; ++k) {
+    const Moments m = long_moments(x.data + k * x.step, length);
+    moments[k] = {m.mean, m.squares};
+  }
 }
 
 // ---- forward: y = max(low, γ·x̂ + β) ----
@@ -176,38 +195,48 @@ struct Plain {
   F apply(F xhat, size_t, size_t) const { return xhat; }
 };
 
-template <bool keeps, bool streams_y, bool streams_xhat, class Parameters>
-OBN_INLINE void forward_run(const float* x, float* y, float* xhat, size_t length, size_t head, const Standard& standard,
+// x̂ of a value; forward and backward share it, so that both see the same bits.
+struct Standardize {
+  F mean, r, rest;
+
+  explicit Standardize(const Standard& s) : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
+  Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
+  F operator()(F x) const { return (x - mean) * r + rest; }
+};
+
+template <bool copies, bool streams_y, bool streams_copy, class Parameters>
+OBN_INLINE void forward_run(const float* x, float* y, float* copy, size_t length, size_t head, const Standard& standard,
                             float low, size_t ahead, const Parameters& parameters) {
-  const F mean = splat(standard.mean), r = splat(standard.r), rest = splat(standard.rest), least = splat(low);
+  const Standardize standardize(standard);
+  const F least = splat(low);
   along(length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
     if (ahead > 0) prefetch(x + i + ahead);
-    const F v = (load_part(x + i, n) - mean) * r + rest;
-    if (keeps) put<streams_xhat>(xhat + i, v, n);
-    put<streams_y>(y + i, max(least, parameters.apply(v, i, n)), n);
+    const F v = load_part(x + i, n);
+    if (copies) put<streams_copy>(copy + i, v, n);
+    put<streams_y>(y + i, max(least, parameters.apply(standardize(v), i, n)), n);
   });
 }
 
 // Job is Forward or RowForward.
 template <class Job, class Parameters>
-OBN_INLINE void forward_any(const Job& job, const float* x, float* y, float* xhat, const Standard& standard,
+OBN_INLINE void forward_any(const Job& job, const float* x, float* y, float* copy, const Standard& standard,
                             const Parameters& parameters) {
   const size_t n = job.length;
-  if (!job.stream_y && !job.stream_xhat) {
-    choose(xhat != nullptr, [&](auto keeps) {
-      forward_run<decltype(keeps)::yes, false, false>(x, y, xhat, n, 0, standard, job.low, job.ahead, parameters);
+  if (!job.stream_y && !job.stream_copy) {
+    choose(copy != nullptr, [&](auto copies) {
+      forward_run<decltype(copies)::yes, false, false>(x, y, copy, n, 0, standard, job.low, job.ahead, parameters);
     });
     return;
   }
-  const size_t head = job.stream_y ? head_of(y) : xhat ? head_of(xhat) : 0;
+  const size_t head = job.stream_y ? head_of(y) : copy ? head_of(copy) : 0;
   choose(job.stream_y, [&](auto past_y) {
     constexpr bool streams_y = decltype(past_y)::yes;
-    if (!xhat) {
-      forward_run<false, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
-    } else if (job.stream_xhat && is_aligned(xhat + head)) {
-      forward_run<true, streams_y, true>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+    if (!copy) {
+      forward_run<false, streams_y, false>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
+    } else if (job.stream_copy && is_aligned(copy + head)) {
+      forward_run<true, streams_y, true>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
     } else {
-      forward_run<true, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+      forward_run<true, streams_y, false>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
     }
   });
 }
@@ -216,8 +245,8 @@ void channel_forward(const Forward& job) {
   const Same parameters = {splat(*job.gamma), splat(*job.beta)};
   for (size_t k = 0; k < job.count; ++k)
     forward_any(job, job.x.data + k * job.x.step, job.y.data + k * job.y.step,
-                job.xhat.data ? job.xhat.data + k * job.xhat.step : nullptr, job.standard, parameters);
-  if (job.stream_y || job.stream_xhat) fence();
+                job.copy.data ? job.copy.data + k * job.copy.step : nullptr, job.standard, parameters);
+  if (job.stream_y || job.stream_copy) fence();
 }
 
 // Statistics of some rows at a time: the ends of their sums, which are long chains of operations, then overlap.
@@ -226,7 +255,7 @@ void row_standards(const RowForward& job, Standard* standard) {
   const double count = static_cast<double>(n), inverse = 1.0 / count;
   if (n > kBlock) {
     for (size_t k = 0; k < job.rows; ++k) {
-      const Moments m = moments({const_cast<float*>(job.x[k]), 0}, 1, n);
+      const Moments m = long_moments(job.x[k], n);
       standard[k] = standard_of(m.mean, m.squares * inverse, job.epsilon);
     }
     return;
@@ -234,59 +263,84 @@ void row_standards(const RowForward& job, Standard* standard) {
   float about[kRowsTogether];
   Moments m[kRowsTogether];
   for (size_t k = 0; k < job.rows; ++k) about[k] = sum(run_sum(job.x[k], n)) * static_cast<float>(inverse);
-  for (size_t k = 0; k < job.rows; ++k)
-    m[k] = moments_of(count, inverse, about[k], run_spread(job.x[k], n, splat(about[k])));
+  for (size_t k = 0; k < job.rows; ++k) {
+    const Spread spread = run_spread(job.x[k], n, splat(about[k]));
+    m[k] = moments_of(count, inverse, about[k], sum(spread.first), sum(spread.second));
+  }
   for (size_t k = 0; k < job.rows; ++k) standard[k] = standard_of(m[k].mean, m[k].squares * inverse, job.epsilon);
 }
 
 void row_forward(RowForward* job) {
-  Standard standard[kRowsTogether];
-  row_standards(*job, standard);
+  row_standards(*job, job->standard);
   for (size_t k = 0; k < job->rows; ++k) {
-    job->r[k] = standard[k].r;
     if (job->gamma) {
-      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Each{job->gamma, job->beta});
+      forward_any(*job, job->x[k], job->y[k], job->copy[k], job->standard[k], Each{job->gamma, job->beta});
     } else {
-      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Plain{});
+      forward_any(*job, job->x[k], job->y[k], job->copy[k], job->standard[k], Plain{});
     }
   }
-  if (job->stream_y || job->stream_xhat) fence();
+  if (job->stream_y || job->stream_copy) fence();
 }
 
-// ---- backward: dz = y > 0 ? dy : 0, or dy ----
+// ---- backward ----
 
-template <bool has_y>
-OBN_INLINE F dz_at(const float* dy, const float* y, size_t i, size_t n) {
-  const F v = load_part(dy + i, n);
-  if (!has_y) return v;
-  return load_part(y + i, n) > 0.0f ? v : F{};
+// A mask chosen outside a loop: body(With<Mask::…>{}).
+template <Mask value>
+struct With {
+  static constexpr Mask mask = value;
+};
+template <class Body>
+OBN_INLINE void choose_mask(Mask mask, const Body& body) {
+  switch (mask) {
+    case Mask::output: return body(With<Mask::output>{});
+    case Mask::input: return body(With<Mask::input>{});
+    case Mask::none: return body(With<Mask::none>{});
+  }
 }
 
-// Σ dz and Σ dz·x̂ of some runs of a block.
-template <bool has_y>
-OBN_INLINE void add_sums(const float* dy, const float* y, const float* xhat, size_t n, F* first, F* second) {
+// dz and x̂ of some values of a run.
+struct Point {
+  F dz, xhat;
+};
+template <Mask mask>
+struct Points {
+  const float *dy, *y, *x;
+  Standardize standardize;
+  Same forward;  // of Mask::input
+
+  Point at(size_t i, size_t n) const {
+    // beyond the last value x̂ is nearly 0, not something large: dz, which is 0 there, shall stay that
+    const F dy_here = load_part(dy + i, n), xhat = standardize(load_part(x + i, n, standardize.mean));
+    if (mask == Mask::output) return {load_part(y + i, n) > 0.0f ? dy_here : F{}, xhat};
+    if (mask == Mask::input) return {forward.apply(xhat, i, n) > 0.0f ? dy_here : F{}, xhat};
+    return {dy_here, xhat};
+  }
+};
+template <Mask mask>
+OBN_INLINE Points<mask> points_of(const Gradient& job, size_t k, size_t first) {
+  return {job.dy.data + k * job.dy.step + first,
+          mask == Mask::output ? job.y.data + k * job.y.step + first : nullptr,
+          job.x.data + k * job.x.step + first,
+          Standardize(job.standard),
+          {splat(job.mask_gamma), splat(job.mask_beta)}};
+}
+
+// Σ dz and Σ dz·x̂ of n values.
+template <Mask mask>
+OBN_INLINE void add_sums(const Points<mask>& points, size_t n, F* first, F* second) {
+  const auto add_to = [&](size_t j, const Point& p) __attribute__((always_inline)) {
+    first[j] += p.dz;
+    second[j] += p.dz * p.xhat;
+  };
   size_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-    for (size_t j = 0; j < 4; ++j) {
-      const F dz = dz_at<has_y>(dy, y, i + j * kLanes, kLanes);
-      first[j] += dz;
-      second[j] += dz * load(xhat + i + j * kLanes);
-    }
-  }
-  for (; i + kLanes <= n; i += kLanes) {
-    const F dz = dz_at<has_y>(dy, y, i, kLanes);
-    first[0] += dz;
-    second[0] += dz * load(xhat + i);
-  }
-  if (i < n) {
-    const F dz = dz_at<has_y>(dy, y, i, n - i);
-    first[1] += dz;
-    second[1] += dz * load_first(xhat + i, n - i);
-  }
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
+    for (size_t j = 0; j < 4; ++j) add_to(j, points.at(i + j * kLanes, kLanes));
+  for (; i + kLanes <= n; i += kLanes) add_to(0, points.at(i, kLanes));
+  if (i < n) add_to(1, points.at(i, n - i));
 }
 
-template <bool has_y>
-Sums sums_of(const Gradient& job) {
+template <Mask mask>
+OBN_INLINE Sums sums_of(const Gradient& job) {
   Sums all;
   const size_t part = job.length < kBlock ? job.length : kBlock;
   const size_t together = kBlock / part;
@@ -295,9 +349,7 @@ Sums sums_of(const Gradient& job) {
     for (size_t i = 0; i < job.length; i += part) {
       const size_t n = i + part < job.length ? part : job.length - i;
       F first[4] = {}, second[4] = {};
-      for (size_t m = k; m < end; ++m)
-        add_sums<has_y>(job.dy.data + m * job.dy.step + i, has_y ? job.y.data + m * job.y.step + i : nullptr,
-                        job.xhat.data + m * job.xhat.step + i, n, first, second);
+      for (size_t m = k; m < end; ++m) add_sums(points_of<mask>(job, m, i), n, first, second);
       all.dz += static_cast<double>(sum((first[0] + first[1]) + (first[2] + first[3])));
       all.dz_xhat += static_cast<double>(sum((second[0] + second[1]) + (second[2] + second[3])));
     }
@@ -305,26 +357,29 @@ Sums sums_of(const Gradient& job) {
   return all;
 }
 
-Sums channel_sums(const Gradient& job) { return job.y.data ? sums_of<true>(job) : sums_of<false>(job); }
+Sums channel_sums(const Gradient& job) {
+  Sums sums;
+  choose_mask(job.mask, [&](auto with) { sums = sums_of<decltype(with)::mask>(job); });
+  return sums;
+}
 
 // dx = r·(γ·dz - mean_g - x̂·mean_g_xhat), γ along the run (rows) or one for all of it
-template <bool is_row, bool has_y, bool accumulates, bool streams>
+template <bool is_row, Mask mask, bool accumulates, bool streams>
 OBN_INLINE void gradient_run(const Gradient& job, size_t k) {
-  const float* dy = job.dy.data + k * job.dy.step;
-  const float* y = has_y ? job.y.data + k * job.y.step : nullptr;
-  const float* xhat = job.xhat.data + k * job.xhat.step;
+  const Points<mask> points = points_of<mask>(job, k, 0);
   float* dx = job.dx.data + k * job.dx.step;
-  const F r = splat(job.r), mean_g = splat(job.mean_g), mean_g_xhat = splat(job.mean_g_xhat);
+  const F r = points.standardize.r, mean_g = splat(job.mean_g), mean_g_xhat = splat(job.mean_g_xhat);
   const F same = splat(is_row ? 1.0f : *job.gamma);
   along(job.length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
     if (job.ahead > 0) {
-      prefetch(dy + i + job.ahead);
-      prefetch(xhat + i + job.ahead);
-      if (has_y) prefetch(y + i + job.ahead);
+      prefetch(points.dy + i + job.ahead);
+      prefetch(points.x + i + job.ahead);
+      if (mask == Mask::output) prefetch(points.y + i + job.ahead);
     }
+    const Point p = points.at(i, n);
     const F gamma = is_row ? load_part(job.gamma + i, n) : same;
-    const F g = gamma * dz_at<has_y>(dy, y, i, n) - mean_g;
-    F v = r * (g - load_part(xhat + i, n) * mean_g_xhat);
+    const F g = gamma * p.dz - mean_g;
+    F v = r * (g - p.xhat * mean_g_xhat);
     if (accumulates) v += load_part(dx + i, n);
     put<streams>(dx + i, v, n);
   });
@@ -332,11 +387,10 @@ OBN_INLINE void gradient_run(const Gradient& job, size_t k) {
 
 template <bool is_row>
 OBN_INLINE void gradient_of(const Gradient& job, size_t k) {
-  choose(job.y.data != nullptr, [&](auto has_y) {
-    if (job.accumulate) return gradient_run<is_row, decltype(has_y)::yes, true, false>(job, k);
-    choose(job.stream, [&](auto streams) {
-      gradient_run<is_row, decltype(has_y)::yes, false, decltype(streams)::yes>(job, k);
-    });
+  choose_mask(job.mask, [&](auto with) {
+    constexpr Mask mask = decltype(with)::mask;
+    if (job.accumulate) return gradient_run<is_row, mask, true, false>(job, k);
+    choose(job.stream, [&](auto streams) { gradient_run<is_row, mask, false, decltype(streams)::yes>(job, k); });
   });
 }
 
@@ -368,13 +422,15 @@ OBN_INLINE void row_sums_of(RowSums* job) {
     const F gamma = has_gamma ? load_part(job->gamma + i, n) : splat(1.0f);
 #pragma GCC unroll 4
     for (size_t k = 0; k < rows; ++k) {
-      const F dz = dz_at<has_y>(job->dy[k], job->y[k], i, n);
-      const F product = dz * load_part(job->xhat[k] + i, n);
+      const Points<has_y ? Mask::output : Mask::none> points = {
+          job->dy[k], job->y[k], job->x[k], Standardize(job->standard[k]), {F{}, F{}}};
+      const Point p = points.at(i, n);
+      const F product = p.dz * p.xhat;
       if (adds) {
-        beta_sum += dz;
+        beta_sum += p.dz;
         gamma_sum += product;
       }
-      first[k] += has_gamma ? gamma * dz : dz;
+      first[k] += has_gamma ? gamma * p.dz : p.dz;
       second[k] += has_gamma ? gamma * product : product;
     }
     if (adds) {
@@ -459,31 +515,47 @@ void standards(size_t n, const double* mean, const double* variance, float epsil
 
 void column_forward(const Columns& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    const F mean = load_part(job.mean + i, n), r = load_part(job.r + i, n), rest = load_part(job.rest + i, n);
-    const F gamma = load_part(job.gamma + i, n), beta = load_part(job.beta + i, n), low = splat(job.low);
+    const Standardize standardize(load_part(job.mean + i, n), load_part(job.r + i, n), load_part(job.rest + i, n));
+    const Same parameters = {load_part(job.gamma + i, n), load_part(job.beta + i, n)};
+    const F low = splat(job.low);
     for (size_t k = 0; k < job.rows; ++k) {
-      const F v = (load_part(job.x.data + k * job.x.step + i, n) - mean) * r + rest;
-      if (job.xhat.data) store_part(job.xhat.data + k * job.xhat.step + i, v, n);
-      store_part(job.y.data + k * job.y.step + i, max(low, gamma * v + beta), n);
+      const F v = load_part(job.x.data + k * job.x.step + i, n);
+      if (job.copy.data) store_part(job.copy.data + k * job.copy.step + i, v, n);
+      store_part(job.y.data + k * job.y.step + i, max(low, parameters.apply(standardize(v), 0, n)), n);
     }
   });
 }
 
-template <bool has_y>
-OBN_INLINE F column_dz(const ColumnGradient& job, size_t k, size_t i, size_t n) {
-  return dz_at<has_y>(job.dy.data + k * job.dy.step, has_y ? job.y.data + k * job.y.step : nullptr, i, n);
+// Row k, of which columns i … i + n - 1 are looked at.
+template <Mask mask>
+OBN_INLINE Point column_point(const ColumnGradient& job, size_t k, size_t i, size_t n, const Standardize& standardize,
+                              const Same& forward) {
+  const Points<mask> points = {job.dy.data + k * job.dy.step,
+                               mask == Mask::output ? job.y.data + k * job.y.step : nullptr,
+                               job.x.data + k * job.x.step, standardize, forward};
+  return points.at(i, n);
+}
+OBN_INLINE Standardize column_standardize(const ColumnGradient& job, size_t i, size_t n) {
+  return {load_part(job.mean + i, n), load_part(job.r + i, n), load_part(job.rest + i, n)};
+}
+template <Mask mask>
+OBN_INLINE Same column_parameters(const ColumnGradient& job, size_t i, size_t n) {
+  if (mask != Mask::input) return {F{}, F{}};
+  return {load_part(job.mask_gamma + i, n), load_part(job.mask_beta + i, n)};
 }
 
-template <bool has_y>
+template <Mask mask>
 OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    const Standardize standardize = column_standardize(job, i, n);
+    const Same parameters = column_parameters<mask>(job, i, n);
     F first = F{}, second = F{};
     for (size_t from = 0; from < job.rows; from += kBlockRows) {
       F part = F{}, part_xhat = F{};
       for (size_t k = from; k < job.rows && k < from + kBlockRows; ++k) {
-        const F dz = column_dz<has_y>(job, k, i, n);
-        part += dz;
-        part_xhat += dz * load_part(job.xhat.data + k * job.xhat.step + i, n);
+        const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
+        part += p.dz;
+        part_xhat += p.dz * p.xhat;
       }
       first += part;
       second += part_xhat;
@@ -493,18 +565,21 @@ OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
 }
 
 void column_sums(const ColumnGradient& job, Sums* sums) {
-  choose(job.y.data != nullptr, [&](auto has_y) { column_sums_of<decltype(has_y)::yes>(job, sums); });
+  choose_mask(job.mask, [&](auto with) { column_sums_of<decltype(with)::mask>(job, sums); });
 }
 
-template <bool has_y>
+template <Mask mask>
 OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    const F gamma = load_part(job.gamma + i, n), r = load_part(job.r + i, n);
+    const Standardize standardize = column_standardize(job, i, n);
+    const Same parameters = column_parameters<mask>(job, i, n);
+    const F gamma = load_part(job.gamma + i, n);
     const F mean_g = load_part(job.mean_g + i, n), mean_g_xhat = load_part(job.mean_g_xhat + i, n);
     for (size_t k = 0; k < job.rows; ++k) {
       float* dx = job.dx.data + k * job.dx.step + i;
-      const F g = gamma * column_dz<has_y>(job, k, i, n) - mean_g;
-      F v = r * (g - load_part(job.xhat.data + k * job.xhat.step + i, n) * mean_g_xhat);
+      const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
+      const F g = gamma * p.dz - mean_g;
+      F v = standardize.r * (g - p.xhat * mean_g_xhat);
       if (job.accumulate) v += load_part(dx, n);
       store_part(dx, v, n);
     }
@@ -512,13 +587,13 @@ OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
 }
 
 void column_gradient(const ColumnGradient& job) {
-  choose(job.y.data != nullptr, [&](auto has_y) { column_gradient_of<decltype(has_y)::yes>(job); });
+  choose_mask(job.mask, [&](auto with) { column_gradient_of<decltype(with)::mask>(job); });
 }
 
 }  // namespace
 
 constinit const obn::normalization::Kernels kernels = {
-    moments,      channel_forward, channel_sums, channel_gradient, row_forward, row_sums,
+    run_moments,  channel_forward, channel_sums, channel_gradient, row_forward, row_sums,
     row_gradient, column_moments,  standards,    column_forward,   column_sums, column_gradient,
 };
 

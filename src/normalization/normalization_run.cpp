@@ -43,6 +43,7 @@ constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on ar
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
 constexpr size_t kPrefetch = 131072;                  // values of a group, at most, whose successor is fetched early
+constexpr size_t kMomentsTogether = 64;               // runs whose moments are averaged at a time
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
 const activation::Kernels& conversion() { return activation::targets.best(); }
@@ -177,7 +178,24 @@ float* stage_of(float* shared, size_t group, size_t values) {
   return shared ? shared + group * values : reinterpret_cast<float*>(scratch()) + kBlock;
 }
 
+// Gradients of channels find where ReLU was open from x̂; but a half output may have become 0 by rounding.
+bool masks_by_input(const Plan& plan) { return plan.is_relu && !plan.is_rows; }
+
 // ---- forward ----
+
+// Runs of `length` values, `step` apart in `runs`, into the moments of the group. At most kMomentsTogether.
+void add_runs(const RunMoments* runs, size_t step, size_t count, size_t length, Moments* all) {
+  constexpr size_t kWays = 4;  // sums side by side: one would wait for itself
+  double means[kWays] = {}, squares[kWays] = {};
+  for (size_t k = 0; k < count; ++k) means[k % kWays] += runs[k * step].mean;
+  const double mean = ((means[0] + means[1]) + (means[2] + means[3])) / static_cast<double>(count);
+  const double n = static_cast<double>(length);
+  for (size_t k = 0; k < count; ++k) {
+    const double apart = runs[k * step].mean - mean;
+    squares[k % kWays] += runs[k * step].squares + n * apart * apart;
+  }
+  add({n * static_cast<double>(count), mean, (squares[0] + squares[1]) + (squares[2] + squares[3])}, all);
+}
 
 struct ForwardWork {
   float *gamma, *beta;
@@ -197,22 +215,33 @@ struct ForwardWork {
 
 class ForwardCall {
  public:
-  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), x_ready_(is_ready(plan, x)),
+  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
+              const RunMoments* moments)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
         y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool streams = bytes * (state ? 2 : 1) >= kStreamBytes;
+    const bool copies = state && state->copy;
+    const bool streams = bytes * (copies ? 2 : 1) >= kStreamBytes;
     stream_y_ = streams && y_ready_ && acts_in_kernel();
-    stream_xhat_ = streams;
+    stream_copy_ = streams && copies;
     if (!state) return;
-    // The kept values get the alignment of y, so that both may be streamed.
-    const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
-    const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
-    state->xhat = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+    if (copies) {
+      // The copy gets the alignment of y, so that both may be streamed.
+      const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
+      const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
+      state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+    }
+    state->x = copies ? state->copy : reinterpret_cast<const float*>(x.walk.data);
     state->batch = batch;
+    if (!masks_by_input(plan)) return;
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    for (size_t c = 0; c < plan.c; ++c) {
+      state->gamma[c] = gamma[c];
+      state->beta[c] = beta[c];
+    }
   }
 
   void run() {
@@ -262,22 +291,41 @@ class ForwardCall {
     job.length = plan_.length;
     job.x = x_ready_ ? runs_in(plan_, x_, span) : runs_in(plan_, stage, span);
     job.y = y_ready_ ? runs_in(plan_, y_, span) : runs_in(plan_, stage, span);
-    job.xhat = {nullptr, 0};
-    if (state_)
-      job.xhat = {state_->xhat + span.n * plan_.sample() + span.first,
-                  span.samples > 1 ? plan_.sample() : plan_.length};
+    if (copy())
+      job.copy = {copy() + span.n * plan_.sample() + span.first, span.samples > 1 ? plan_.sample() : plan_.length};
     job.low = low();
     job.stream_y = stream_y_;
-    job.stream_xhat = stream_xhat_ && state_;
+    job.stream_copy = stream_copy_;
     job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
-    if (needs_moments()) m = plan_.kernels->moments(job.x, count, plan_.length);
+    if (needs_moments()) m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
     take_statistics(g, run, &m.mean, &variance);
     job.standard = standard_of(m.mean, variance, plan_.epsilon);
-    if (state_) state_->r[g] = job.standard.r;
+    if (state_) keep(g, job.standard);
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+  }
+
+  float* copy() const { return state_ ? state_->copy : nullptr; }
+
+  void keep(size_t g, const Standard& standard) const {
+    state_->mean[g] = standard.mean;
+    state_->r[g] = standard.r;
+    state_->rest[g] = standard.rest;
+  }
+
+  // Of the runs of a group, which are first, first + step, … of (N, R).
+  Moments moments_of(const Runs& x, size_t first, size_t count, size_t step) const {
+    Moments all;
+    RunMoments here[kMomentsTogether];
+    for (size_t k = 0; k < count; k += kMomentsTogether) {
+      const size_t together = std::min(kMomentsTogether, count - k);
+      if (!moments_) plan_.kernels->run_moments({x.data + k * x.step, x.step}, together, plan_.length, here);
+      const RunMoments* runs = moments_ ? moments_ + first + k * step : here;
+      add_runs(runs, moments_ ? step : 1, together, plan_.length, &all);
+    }
+    return all;
   }
 
   // Rows first … end - 1, some at a time while they share γ.
@@ -300,7 +348,7 @@ class ForwardCall {
       if (!x_ready_) load_group(x_, span, stage);
       job.x[k] = x_ready_ ? address(x_, span.n, span.first) : stage;
       job.y[k] = y_ready_ ? address(y_, span.n, span.first) : stage;
-      job.xhat[k] = state_ ? state_->xhat + (first + k) * length : nullptr;
+      job.copy[k] = copy() ? copy() + (first + k) * length : nullptr;
     }
     job.rows = count;
     job.length = length;
@@ -309,11 +357,11 @@ class ForwardCall {
     job.epsilon = plan_.epsilon;
     job.low = low();
     job.stream_y = stream_y_;
-    job.stream_xhat = stream_xhat_ && state_;
+    job.stream_copy = stream_copy_;
     job.ahead = has_next && x_ready_ && count * length <= kPrefetch ? count * length : 0;
     plan_.kernels->row_forward(&job);
     for (size_t k = 0; k < count; ++k) {
-      if (state_) state_->r[first + k] = job.r[k];
+      if (state_) keep(first + k, job.standard[k]);
       if (!acts_in_kernel()) plan_.activation.forward(job.y[k], length);
       if (!y_ready_) store_group(y_, spans[k], job.y[k], false, nullptr);
     }
@@ -338,7 +386,7 @@ class ForwardCall {
       if (!acts_in_kernel()) plan_.activation.forward(job.y.data, plan_.length);
       job.x.data += job.x.step;
       job.y.data += job.y.step;
-      if (job.xhat.data) job.xhat.data += job.xhat.step;
+      if (job.copy.data) job.copy.data += job.copy.step;
     }
   }
 
@@ -354,7 +402,7 @@ class ForwardCall {
     job.width = width;
     job.x = x_ready_ ? Runs{address(x_, 0, c), x_.step} : Runs{stage, width};
     job.y = y_ready_ ? Runs{address(y_, 0, c), y_.step} : Runs{stage, width};
-    job.xhat = {state_ ? state_->xhat + c : nullptr, plan_.sample()};
+    if (copy()) job.copy = {copy() + c, plan_.sample()};
     if (needs_moments()) plan_.kernels->column_moments(job.x, batch_, width, mean, variance);
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     for (size_t i = 0; i < width; ++i) {
@@ -363,7 +411,11 @@ class ForwardCall {
       betas[i] = beta[c + i];
     }
     plan_.kernels->standards(width, mean, variance, plan_.epsilon, means, rs, rests);
-    if (state_) std::copy_n(rs, width, state_->r + c);
+    if (state_) {
+      std::copy_n(means, width, state_->mean + c);
+      std::copy_n(rs, width, state_->r + c);
+      std::copy_n(rests, width, state_->rest + c);
+    }
     job.mean = means;
     job.r = rs;
     job.rest = rests;
@@ -404,11 +456,12 @@ class ForwardCall {
   State* state_;
   size_t batch_;
   const Tensor &x_, &y_;
+  const RunMoments* moments_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
   const float *gamma_, *beta_;
-  bool stream_y_, stream_xhat_;
+  bool stream_y_, stream_copy_;
 };
 
 // ---- backward ----
@@ -430,25 +483,38 @@ struct RowPlan {
   }
 };
 
+// The two means of the input gradient.
+struct Means {
+  float g, g_xhat;
+};
+
 struct BackwardWork {
-  float *gamma;
+  float* gamma;
   Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
+  Means* means;   // (groups)
   float* partial; // rows: (blocks, 2, P): dβ, dγ
   float* stage;
 
   BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
     gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
     sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
+    means = room->take<Means>(plan.groups(batch));
     partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
     stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
   }
 };
 
+Mask mask_of(const Plan& plan, const Tensor& y) {
+  if (!plan.is_relu) return Mask::none;
+  return masks_by_input(plan) && y.walk.type == BNNSDataTypeFloat32 ? Mask::input : Mask::output;
+}
+
 // dz is made in a buffer unless the kernels can take dy and y as they are.
 bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor& dx) {
   if (!is_ready(plan, dy) || (dx.is_given() && !is_ready(plan, dx))) return true;
-  return !plan.activation.is_identity() && (!plan.is_relu || !is_ready(plan, y));
+  if (plan.activation.is_identity()) return false;
+  return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
 class BackwardCall {
@@ -457,13 +523,15 @@ class BackwardCall {
                bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
       : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
-        rows_(plan, state.batch, dbeta.count, dgamma.count), room_(work),
-        work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
-    gamma_ = read_parameter(plan.gamma, work_.gamma);
+        mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
+        room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
+    gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
     stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
   }
 
+  // All sums; with them, group by group, the input gradient where it is given.
   void run() {
+    read_parameter(plan_.gamma, work_.gamma);
     if (plan_.is_rows) {
       run_rows();
       return;
@@ -484,9 +552,22 @@ class BackwardCall {
     if (dgamma_.is_wanted) store_channel_sums(dgamma_, &Sums::dz_xhat);
   }
 
- private:
-  bool has_y() const { return !plan_.activation.is_identity() && !stages_; }
+  // After run(): the input gradient of some samples, run by run. dx_ begins at sample `first`.
+  void run_input(size_t first, size_t count) const {
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, count * kColumns), plan_.threads, [&](size_t from, size_t some) {
+        for (size_t k = from; k < from + some; ++k) input_columns(k, first, count);
+      });
+      return;
+    }
+    const size_t runs = count * plan_.runs;
+    by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
+      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
+    });
+  }
 
+ private:
   // dz of a group in `buffer`
   void make_dz(const Span& span, float* buffer) const {
     load_group(dy_, span, buffer);
@@ -504,29 +585,42 @@ class BackwardCall {
   }
 
   Runs kept(const Span& span) const {
-    return {state_.xhat + span.n * plan_.sample() + span.first, span.samples > 1 ? plan_.sample() : plan_.length};
+    return {const_cast<float*>(state_.x) + span.n * plan_.sample() + span.first,
+            span.samples > 1 ? plan_.sample() : plan_.length};
   }
 
+  Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
+
   // The tensors of a group as the kernels take them.
-  Gradient job_of(const Span& span, float* stage) const {
+  Gradient job_of(const Span& span, size_t g, float* stage) const {
     Gradient job;
     job.count = 1;
     job.length = plan_.length;
     job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
-    job.y = has_y() ? runs_in(plan_, y_, span) : Runs{nullptr, 0};
-    job.xhat = kept(span);
-    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : runs_in(plan_, dx_, span);
-    job.gamma = nullptr;
+    if (mask_ == Mask::output) job.y = runs_in(plan_, y_, span);
+    job.x = kept(span);
+    job.standard = standard_at(g);
+    job.mask = mask_;
     job.accumulate = accumulate_ && !stages_;
     job.stream = stream_;
-    job.ahead = 0;
     return job;
+  }
+  Runs target_of(const Span& span, const Gradient& job) const {
+    return !dx_.is_given() ? Runs{} : stages_ ? job.dy : runs_in(plan_, dx_, span);
+  }
+
+  // γ and, for the mask, both parameters of the forward call.
+  void set_channel(Gradient* job, size_t run) const {
+    job->gamma = gamma_ ? gamma_ + run : &kOne;
+    if (mask_ != Mask::input) return;
+    job->mask_gamma = state_.gamma[run];
+    job->mask_beta = state_.beta[run];
   }
 
   static void advance(Gradient* job) {
     job->dy.data += job->dy.step;
     if (job->y.data) job->y.data += job->y.step;
-    job->xhat.data += job->xhat.step;
+    job->x.data += job->x.step;
     if (job->dx.data) job->dx.data += job->dx.step;
   }
 
@@ -534,9 +628,9 @@ class BackwardCall {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
-    Gradient job = job_of(span, stage);
+    Gradient job = job_of(span, g, stage);
+    job.dx = target_of(span, job);
     const PerChannel gamma = {gamma_, kOne};
-    const double size = static_cast<double>(span.values());
     const size_t run = span.first / plan_.length;
     const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
     const size_t count = shares_gamma ? 1 : span.length / plan_.length;
@@ -544,23 +638,82 @@ class BackwardCall {
     Sums all, *sums = work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + run);
     Gradient at = job;
     for (size_t k = 0; k < count; ++k, advance(&at)) {
+      set_channel(&at, run + k);
       sums[k] = plan_.kernels->channel_sums(at);
       all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
+    work_.means[g] = means_of(all, static_cast<double>(span.values()));
     if (!dx_.is_given()) return;
-    set_means(&job, state_.r[g], all, size);
+    set_means(&job, g);
     for (size_t k = 0; k < count; ++k, advance(&job)) {
-      job.gamma = &gamma[run + k];
+      set_channel(&job, run + k);
       plan_.kernels->channel_gradient(job);
     }
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
-  static void set_means(Gradient* job, float r, const Sums& sums, double size) {
-    job->r = r;
-    job->mean_g = static_cast<float>(sums.dz / size);
-    job->mean_g_xhat = static_cast<float>(sums.dz_xhat / size);
+  static Means means_of(const Sums& sums, double size) {
+    return {static_cast<float>(sums.dz / size), static_cast<float>(sums.dz_xhat / size)};
+  }
+  void set_means(Gradient* job, size_t g) const {
+    job->mean_g = work_.means[g].g;
+    job->mean_g_xhat = work_.means[g].g_xhat;
+  }
+
+  // Run r of sample first + s.
+  void input_run(size_t first, size_t s, size_t r) const {
+    const Span span = {first + s, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    Gradient job = job_of(span, g, stage);
+    job.dx = {address(dx_, s, span.first), 0};
+    job.stream = false;
+    set_means(&job, g);
+    if (plan_.is_rows) {
+      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+      plan_.kernels->row_gradient(job);
+    } else {
+      set_channel(&job, r);
+      plan_.kernels->channel_gradient(job);
+    }
+  }
+
+  // ---- columns ----
+
+  // `count` samples from `first` on of a block of columns; dx is left out.
+  ColumnGradient column_job(size_t c, size_t width, size_t first, size_t count, float* stage) const {
+    ColumnGradient job;
+    job.rows = count;
+    job.width = width;
+    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
+    if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
+    job.x = {const_cast<float*>(state_.x) + first * plan_.sample() + c, plan_.sample()};
+    job.mean = state_.mean + c;
+    job.r = state_.r + c;
+    job.rest = state_.rest + c;
+    job.mask = mask_;
+    if (mask_ == Mask::input) {
+      job.mask_gamma = state_.gamma + c;
+      job.mask_beta = state_.beta + c;
+    }
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+
+  void column_gradient(ColumnGradient job, size_t c) const {
+    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
+    const PerChannel gamma = {gamma_, kOne};
+    for (size_t i = 0; i < job.width; ++i) {
+      gammas[i] = gamma[c + i];
+      mean_g[i] = work_.means[c + i].g;
+      mean_g_xhat[i] = work_.means[c + i].g_xhat;
+    }
+    job.gamma = gammas;
+    job.mean_g = mean_g;
+    job.mean_g_xhat = mean_g_xhat;
+    plan_.kernels->column_gradient(job);
   }
 
   void columns(size_t block) const {
@@ -568,31 +721,30 @@ class BackwardCall {
     const Span span = {0, batch_, c, width};
     float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
     if (stages_) make_dz(span, stage);
-    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
-    ColumnGradient job;
-    job.rows = batch_;
-    job.width = width;
-    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, 0, c), dy_.step};
-    job.y = has_y() ? Runs{address(y_, 0, c), y_.step} : Runs{nullptr, 0};
-    job.xhat = {state_.xhat + c, plan_.sample()};
-    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
-    job.accumulate = accumulate_ && !stages_;
+    ColumnGradient job = column_job(c, width, 0, batch_, stage);
     Sums* sums = work_.sums + c;
     plan_.kernels->column_sums(job, sums);
-    if (!dx_.is_given()) return;
     const PerChannel gamma = {gamma_, kOne};
     const double inverse = 1.0 / static_cast<double>(batch_);
     for (size_t i = 0; i < width; ++i) {
-      gammas[i] = gamma[c + i];
-      mean_g[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz * inverse);
-      mean_g_xhat[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz_xhat * inverse);
+      const double scale = static_cast<double>(gamma[c + i]);
+      work_.means[c + i] = {static_cast<float>(scale * sums[i].dz * inverse),
+                            static_cast<float>(scale * sums[i].dz_xhat * inverse)};
     }
-    job.gamma = gammas;
-    job.r = state_.r + c;
-    job.mean_g = mean_g;
-    job.mean_g_xhat = mean_g_xhat;
-    plan_.kernels->column_gradient(job);
+    if (!dx_.is_given()) return;
+    job.dx = stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // Columns of samples first … first + count - 1.
+  void input_columns(size_t block, size_t first, size_t count) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
+    if (stages_) make_dz({first, count, c, width}, stage);
+    ColumnGradient job = column_job(c, width, first, count, stage);
+    job.dx = {address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
   }
 
   // Sums of all samples, channel by channel.
@@ -656,17 +808,21 @@ class BackwardCall {
                             : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
         make_dz(spans[k], stage);
       }
-      jobs[k] = job_of(spans[k], stage);
+      jobs[k] = job_of(spans[k], row, stage);
+      jobs[k].dx = target_of(spans[k], jobs[k]);
       sums.dy[k] = jobs[k].dy.data;
       sums.y[k] = jobs[k].y.data;
-      sums.xhat[k] = jobs[k].xhat.data;
+      sums.x[k] = jobs[k].x.data;
+      sums.standard[k] = jobs[k].standard;
     }
     plan_.kernels->row_sums(&sums);
+    for (size_t k = 0; k < count; ++k)
+      work_.means[row_at(block, first + k)] = means_of(sums.sums[k], static_cast<double>(length));
     if (!dx_.is_given()) return;
     for (size_t k = 0; k < count; ++k) {
       jobs[k].gamma = sums.gamma;
       jobs[k].ahead = has_next && !stages_ && count * length <= kPrefetch / 4 ? count * length : 0;
-      set_means(&jobs[k], state_.r[row_at(block, first + k)], sums.sums[k], static_cast<double>(length));
+      set_means(&jobs[k], row_at(block, first + k));
       plan_.kernels->row_gradient(jobs[k]);
       if (stages_) store_group(dx_, spans[k], jobs[k].dy.data, accumulate_, reinterpret_cast<float*>(scratch()));
     }
@@ -698,6 +854,7 @@ class BackwardCall {
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
+  Mask mask_;
   RowPlan rows_;
   Room room_;
   BackwardWork work_;
@@ -707,24 +864,53 @@ class BackwardCall {
 
 }  // namespace
 
-int State::reserve(const Plan& plan, const Options& options, size_t samples) {
-  size_t values, needed;
-  const size_t groups = plan.groups(samples);
-  if (__builtin_mul_overflow(samples, plan.sample(), &values) || values > SIZE_MAX / 16 || groups > SIZE_MAX / 16)
+namespace {
+
+// The block of a State: the copy, with a cache line in front of it to choose the alignment, then the rest.
+struct StatePlaces {
+  size_t statistics = 0, parameters = 0;  // bytes of one of their arrays
+  size_t copy = 0, all = SIZE_MAX;
+
+  StatePlaces(const Plan& plan, size_t batch, bool copies) {
+    size_t values;
+    const size_t groups = plan.groups(batch);
+    if (__builtin_mul_overflow(batch, plan.sample(), &values) || values > SIZE_MAX / 32 || groups > SIZE_MAX / 32)
+      return;
+    statistics = rounded(groups * sizeof(float));
+    parameters = masks_by_input(plan) ? rounded(plan.c * sizeof(float)) : 0;
+    copy = copies ? rounded(values * sizeof(float) + kAlignment) : 0;
+    all = copy + 3 * statistics + 2 * parameters;
+  }
+  static size_t rounded(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
+};
+
+}  // namespace
+
+size_t State::bytes_for(const Plan& plan, size_t batch, bool copies) { return StatePlaces(plan, batch, copies).all; }
+
+int State::reserve(const Plan& plan, const Options& options, size_t samples, bool copies) {
+  const StatePlaces places(plan, samples, copies);
+  if (places.all == SIZE_MAX)
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
-  // x̂, with a cache line in front of it to choose the alignment, then r
-  const size_t r_bytes = (groups * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
-  const size_t xhat_bytes = (values * sizeof(float) + 2 * kAlignment - 1) / kAlignment * kAlignment;
-  needed = xhat_bytes + r_bytes;
-  if (needed > bytes) {
-    void* fresh = options.get(needed);
+  if (places.all > bytes) {
+    void* fresh = options.get(places.all);
     if (!fresh) return -1;
     options.release(block);
     block = fresh;
-    bytes = needed;
+    bytes = places.all;
     batch = 0;
   }
-  r = reinterpret_cast<float*>(static_cast<std::byte*>(block) + xhat_bytes);
+  std::byte* at = static_cast<std::byte*>(block);
+  copy = copies ? reinterpret_cast<float*>(at) : nullptr;
+  at += places.copy;
+  for (float** array : {&mean, &r, &rest}) {
+    *array = reinterpret_cast<float*>(at);
+    at += places.statistics;
+  }
+  for (float** array : {&gamma, &beta}) {
+    *array = reinterpret_cast<float*>(at);
+    at += places.parameters;
+  }
   return 0;
 }
 
@@ -742,13 +928,26 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
   return room.used();
 }
 
-void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work) {
-  ForwardCall(plan, state, batch, x, y, work).run();
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
+             const RunMoments* moments) {
+  ForwardCall(plan, state, batch, x, y, work, moments).run();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
   BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
+}
+
+void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
+                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  const Tensor none;
+  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).run();
+}
+
+void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
+                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
 }
 
 }  // namespace normalization
