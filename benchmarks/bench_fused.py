@@ -15,14 +15,20 @@ from cases.fused import FusedCase
 from benchmarks.bench_normalization import away_from_kinks, works
 from benchmarks.harness import OURS, SEPARATE, Contender, Entry, Row, Run, Work, race_entries
 
-_ONE = ((1, 1), (1, 1))
-_RELU = {"moving": True, "activation": "rectified_linear"}
+
+def _convolution(image, outputs, side=3, groups=1):
+    """With batch norm and ReLU; as many rows and columns come out as go in."""
+    padding = ((side // 2,) * 2,) * 2
+    first = ConvolutionCase(image, outputs, (side, side), (1, 1), padding, groups=groups, bias=False)
+    return FusedCase(first, moving=True, activation="rectified_linear")
+
+
 CASES = [
-    FusedCase(ConvolutionCase((32, 1, 20, 20), 32, padding=_ONE, bias=False), **_RELU),
-    FusedCase(ConvolutionCase((32, 64, 56, 56), 64, padding=_ONE, bias=False), **_RELU),
-    FusedCase(ConvolutionCase((8, 256, 14, 14), 256, padding=_ONE, bias=False), **_RELU),
-    FusedCase(ConvolutionCase((8, 256, 56, 56), 64, (1, 1), bias=False), **_RELU),
-    FusedCase(ConvolutionCase((16, 128, 28, 28), 128, padding=_ONE, groups=128, bias=False), **_RELU),
+    _convolution((32, 1, 20, 20), 32),
+    _convolution((32, 64, 56, 56), 64),
+    _convolution((8, 256, 14, 14), 256),
+    _convolution((8, 256, 56, 56), 64, side=1),
+    _convolution((16, 128, 28, 28), 128, groups=128),
     FusedCase(FullyConnectedCase(32, 1568, 10, bias=False), moving=True),
     FusedCase(FullyConnectedCase(128, 1024, 1024, bias=False), moving=True),
     FusedCase(ArithmeticCase("add", ((64, 56, 56),) * 2, batch=32), moving=True),

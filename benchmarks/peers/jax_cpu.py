@@ -88,7 +88,8 @@ def normalization(case, x, dy, compiled):
         arrays, plain = [jnp.asarray(array) for array in (*given, dy)], np.asarray
     else:
         arrays, plain = [_last(x), *map(jnp.asarray, given[1:]), _last(dy)], _plain_image
-    return [_contender(_norm(case), arrays[:-1], arrays[-1], (plain, plain, np.asarray, np.asarray))]
+    turned = (plain, plain, np.asarray, np.asarray)
+    return [_contender(_norm(case), arrays[:-1], arrays[-1], turned)]
 
 
 def arithmetic(case, a, b, dy, compiled):

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 from oracles import activation as activation_oracle
 from oracles import fused as oracle
+from oracles.normalization import summed_to
 from oracles.tolerance import ABSOLUTE, RELATIVE, SUM
 
-from cases import spec_of
 from cases import convolution as convolution_cases
 from cases import fully_connected as fully_connected_cases
+from cases import spec_of
 from cases.activation import activation_of
 from cases.arithmetic import ArithmeticCase
 from cases.convolution import ConvolutionCase
@@ -196,17 +197,12 @@ class FusedCase:
 
     def separate_results(self, training=True):
         """What the two layers compute by themselves, by the same names."""
-        first = replace(self.first, y_gaps=(0,) * len(self.shape)) if self.is_weighted else self.first
         mean, variance = self.norm.moving_values()
-        norm = self.norm.layer(
-            moving_mean=mean,
-            moving_variance=variance,
-            input=self._between_spec(),
-        )
-        layer, inputs = first.layer(), self.inputs()
+        norm = self.norm.layer(moving_mean=mean, moving_variance=variance)
+        layer, inputs = self.first.layer(), self.inputs()
         z = layer.apply(*inputs)
         y, _ = self.empty_output()
-        norm.apply(z, training=training, out=y)
+        norm.apply(np.ascontiguousarray(z), training=training, out=y)
         found = {"y": y, "mean": mean, "variance": variance}
         if training:
             dy = self.output_gradient()
@@ -217,11 +213,6 @@ class FusedCase:
                 found |= {"dw": before.weights, "db": before.bias}
             found |= {"dbeta": after.beta, "dgamma": after.gamma}
         return found
-
-    def _between_spec(self):
-        import openbnns
-
-        return openbnns.ArraySpec(self.shape[1:], self.dtype)
 
     # ---- the oracle ----
 
@@ -272,8 +263,6 @@ class FusedCase:
 
     def _summed(self, values):
         """Over the batch and what else shares one gamma."""
-        from oracles.normalization import summed_to
-
         norm = self.norm
         shape = norm.parameter_shape
         if norm.kind != "layer":
@@ -335,7 +324,7 @@ PAIRS = [
 ] + [
     _tagged(first, "odd", **kind)
     for first in (DENSE, MULTIPLY)
-    for kind in ({"kind": "batch", "moving": True}, {"kind": "layer"}, {"kind": "group", "groups": 2})
+    for kind in (KINDS[0], KINDS[2], KINDS[5])
 ]
 
 ALGORITHMS = [

@@ -16,8 +16,8 @@ def standard_error(xhat, r, error, split):
 
 
 def gradient_error(xhat, r, gamma, dz, error, split):
-    """Bound of the error of u = r·(g - mean g - x̂·mean(g·x̂)), g = γ·dz, from the same cause: that of
-    x̂, and that of r, which is r·mean(x̂·e) against its size."""
+    """Bound of the error of u = r·(g - mean g - x̂·mean(g·x̂)), g = γ·dz, from the same cause: that
+    of x̂, and that of r, which is r·mean(x̂·e) against its size."""
     shape, axes = split
 
     def mean(values):
