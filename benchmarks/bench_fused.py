@@ -19,7 +19,9 @@ from benchmarks.harness import OURS, SEPARATE, Contender, Entry, Row, Run, Work,
 def _convolution(image, outputs, side=3, groups=1):
     """With batch norm and ReLU; as many rows and columns come out as go in."""
     padding = ((side // 2,) * 2,) * 2
-    first = ConvolutionCase(image, outputs, (side, side), (1, 1), padding, groups=groups, bias=False)
+    first = ConvolutionCase(
+        image, outputs, (side, side), (1, 1), padding, groups=groups, bias=False
+    )
     return FusedCase(first, moving=True, activation="rectified_linear")
 
 

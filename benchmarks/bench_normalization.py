@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from cases.normalization import NormalizationCase
@@ -44,7 +45,9 @@ def _entry(case: NormalizationCase, run: Run) -> Entry:
 def _contenders(case: NormalizationCase, run: Run) -> list[Contender]:
     x, dy = case.input(), case.output_gradient()
     if case.activation == "rectified_linear":
-        dy = away_from_kinks(case.layer(activation="identity").apply(x, training=True), dy)
+        parameters = {"gamma": case.gamma_values(), "beta": case.beta_values()}
+        straight = replace(case, activation="identity").layer(**parameters)
+        dy = away_from_kinks(straight.apply(x, training=True), dy)
     found = [_ours(case, x, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.normalization(case, x, dy, run.compiled)
