@@ -28,13 +28,12 @@ def rows(run: Run) -> Iterator[Row]:
 
 
 def works(case: NormalizationCase) -> tuple[Work, Work]:
-    """Forward and backward, each array once (README.md, "Floors"): x and y; dy, x, with ReLU y, and
-    dx. Per value: two sums and a product, ReLU one more; two sums and two products, ReLU two more.
-    """
+    """Forward and backward, each array once (README.md, "Floors"): x and y; dy, x and dx. Per
+    value: two sums and a product, ReLU one more; two sums and two products, ReLU two more."""
     values = math.prod(case.shape)
     relu = case.activation == "rectified_linear"
     forward = Work(4 * values, 4 * values, (4 if relu else 3) * values)
-    backward = Work((12 if relu else 8) * values, 4 * values, (6 if relu else 4) * values)
+    backward = Work(8 * values, 4 * values, (6 if relu else 4) * values)
     return forward, backward
 
 

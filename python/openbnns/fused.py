@@ -99,7 +99,7 @@ class FusableLayerParameters:
     first two also ``FusedQuantizationParameters`` and ``FusedDequantizationParameters``.
     """
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def _keep(self, **fields: Any) -> None:
         for name, value in fields.items():
@@ -663,7 +663,7 @@ class FusedParametersLayer(FusedLayer):
         """Shape, type and strides of one sample of every input."""
         return self._input_specs
 
-    @overload  # type: ignore[override]
+    @overload
     def apply(self, *xs: Array, training: bool, out: None = None) -> npt.NDArray[Any]: ...
     @overload
     def apply(self, *xs: Array, training: bool, out: T) -> T: ...
@@ -959,7 +959,7 @@ def _describe_arithmetic(
             f"{len(inputs) - list(inputs).count(None)}"
         )
     specs = [
-        arithmetic.operand_spec(where, word, value, kind)  # type: ignore[arg-type]
+        arithmetic.operand_spec(where, word, value, kind)
         for word, value, kind in zip(words, inputs, first.kinds, strict=False)
     ]
     if output is None:
