@@ -59,5 +59,30 @@ def test_fully_connected_forward_and_backward():
     np.testing.assert_array_equal(grads.bias, [3])
 
 
+def test_normalization_forward_and_backward():
+    layer = openbnns.NormalizationLayer("batch", input=(2,), beta=np.float32([0, 5]), epsilon=0)
+    y = layer(np.float32([[1, 2], [3, 4]]), training=True)
+    np.testing.assert_array_equal(y, [[-1, 4], [1, 6]])
+    grads = layer.apply_backward(None, y, np.float32([[1, 0], [0, 2]]))
+    np.testing.assert_array_equal(grads.beta, [1, 2])
+    np.testing.assert_array_equal(grads.input, 0)
+    assert grads.gamma is None
+
+
+def test_arithmetic_forward_and_backward():
+    layer = openbnns.BinaryArithmeticLayer("multiply", input_a=(2,), input_b=(1,))
+    a, b = np.float32([[1, 2]]), np.float32([[10]])
+    np.testing.assert_array_equal(layer(a, b), [[10, 20]])
+    grads = layer.apply_backward(a, b, None, np.float32([[1, 1]]))
+    np.testing.assert_array_equal(grads.a, [[10, 10]])
+    np.testing.assert_array_equal(grads.b, [[3]])
+
+
+def test_quantization_there_and_back():
+    stored = openbnns.quantize(np.float32([0, 2, 4]), scale=0.5, bias=1)
+    np.testing.assert_array_equal(stored, [1, 2, 3])
+    np.testing.assert_array_equal(openbnns.dequantize(stored, scale=0.5, bias=1), [0, 2, 4])
+
+
 def test_c_interface():
     assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3

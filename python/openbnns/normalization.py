@@ -139,6 +139,7 @@ class NormalizationLayer(Layer):
     Args:
         normalization: name or ``Normalization``.
         input: one sample (C, H, W) or (C,): a shape, an ``ArraySpec``, or a batch as an example.
+            Rows of features go as (1, rows, features).
         output: the same for the output; None is the shape and type of the input, packed.
         beta: what is added, (C,); layer normalization: of the shape of a sample or of its
             normalized part, ``shape[axis:]``. None is 0.

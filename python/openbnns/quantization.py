@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -9,7 +10,15 @@ import numpy.typing as npt
 
 from . import _core
 from ._errors import ArrayError, LayerCreationError
-from ._spec import Array, ArraySpec, argument_spec, as_array, count, data_type_of
+from ._spec import (
+    Array,
+    ArraySpec,
+    argument_spec,
+    as_array,
+    count,
+    data_type_of,
+    expressible,
+)
 
 T = TypeVar("T")
 
@@ -127,18 +136,29 @@ def _run(
     out: Any,
     num_threads: int | None,
 ) -> Any:
-    spec = ArraySpec.like(as_array(where, "x", x))
+    array = as_array(where, "x", x)
     if dtype is None:
-        dtype = default if out is None else data_type_of(as_array(where, "out", out))
+        dtype = default if out is None else as_array(where, "out", out).dtype
+    source, target = _operands(array.shape, array.strides, array.dtype, data_type_of(dtype))
     return _core.quantization_direct(
         where,
-        spec._operand(),
-        ArraySpec(spec.shape, data_type_of(dtype))._operand(),
-        describe(where, function, spec, scale, bias, axis),
+        source,
+        target,
+        describe(where, function, source[0], scale, bias, axis),
         count(where, "num_threads", num_threads),
         x,
         out,
     )
+
+
+@lru_cache(maxsize=256)
+def _operands(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], stored: str
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Input and output for the native side; arrays of one kind come again and again."""
+    kept = strides if expressible(shape, strides, dtype.itemsize) else None
+    spec = ArraySpec(shape, data_type_of(dtype), kept)
+    return spec._operand(), ArraySpec(shape, stored)._operand()
 
 
 def describe(
@@ -159,20 +179,24 @@ def describe(
                 f"[{where}] axis: expected None or an axis of {spec.shape}; got {axis!r}"
             )
         mask, length = 1 << spec._size_index(axis % rank), spec.shape[axis]
-    scale_spec, scale = _factor(where, "scale", scale, length)
-    bias_spec, bias = _factor(where, "bias", bias, length)
-    return function, mask, scale_spec._operand(), bias_spec._operand(), scale, bias
+    scale_operand, scale = _factor(where, "scale", scale, length)
+    bias_operand, bias = _factor(where, "bias", bias, length)
+    return function, mask, scale_operand, bias_operand, scale, bias
+
+
+# What stands for a scale or a bias that is not there, and for one that is a number.
+_ONE_FLOAT = ArraySpec((1,))._operand()
 
 
 def _factor(
     where: str, argument: str, value: Array | float | None, length: int
-) -> tuple[ArraySpec, Array | None]:
-    """Scale or bias, one value or (length), and its spec."""
+) -> tuple[tuple[Any, ...], Array | None]:
+    """Scale or bias, one value or (length), behind its operand."""
     if value is None:
-        return ArraySpec((length,)), None
-    if isinstance(value, (int, float)):
-        value = np.array([value], np.float32)
+        return _ONE_FLOAT, None
+    if isinstance(value, (int, float)) and length == 1:
+        return _ONE_FLOAT, np.array([value], np.float32)
     spec = argument_spec(where, argument, value)
     if spec.shape != (length,) and (spec.shape != () or length != 1):
         raise ArrayError(f"[{where}] {argument}: expected ({length},); got {spec.shape}")
-    return spec, value
+    return spec._operand(), value

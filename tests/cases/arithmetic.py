@@ -141,7 +141,7 @@ class ArithmeticCase:
     def results(self, num_threads=None):
         """Everything a layer of this case computes, by name."""
         layer, inputs, dy = self.layer(num_threads), self.inputs(), self.output_gradient()
-        y = layer.apply(*inputs)
+        y = layer.apply(*inputs, out=self.empty_output()[0])
         grads = layer.apply_backward(*inputs, y, dy)
         results = {"y": y}
         for k, (name, gradient) in enumerate(zip(self.names, grads, strict=True)):
