@@ -137,6 +137,7 @@ class Plan {
   const View& output() const { return y_; }
   size_t inputs() const { return inputs_; }
   bool has_activation() const { return !activation_.is_identity(); }
+  BNNSDescriptorType input_role(size_t k) const { return x_role_[k]; }
   BNNSDescriptorType output_role() const { return y_role_; }
 
  private:

@@ -628,19 +628,17 @@ void Convolution::backward_floats(Run* run, const BackwardWork& work, const Grad
     }
   }
   if (work.dw) put_weights(g.dw, order_, work.dw, run->threads);
-  if (work.sums) put_bias_gradient(g, work.sums);
+  if (!work.sums) return;
+  for (size_t c = 0; c < channels; ++c) put_bias_gradient(g, c, work.sums[c]);
 }
 
-void Convolution::put_bias_gradient(const Gradients& g, const double* sums) const {
+void Convolution::put_bias_gradient(const Gradients& g, size_t channel, double sum) const {
   const Kernels& kernels = targets.best();
-  auto* data = static_cast<std::byte*>(g.db.data);
-  for (size_t c = 0; c < output_.extent[2]; ++c) {
-    void* at = data + c * g.db_stride * bytes_of(g.db.type);
-    float value = 0.0f;
-    if (g.db.accumulate) kernels.load(g.db.type, at, 1, 1, &value);
-    value = static_cast<float>(value + sums[c]);
-    kernels.store(g.db.type, at, 1, 1, &value);
-  }
+  void* at = static_cast<std::byte*>(g.db.data) + channel * g.db_stride * bytes_of(g.db.type);
+  float value = 0.0f;
+  if (g.db.accumulate) kernels.load(g.db.type, at, 1, 1, &value);
+  value = static_cast<float>(value + sum);
+  kernels.store(g.db.type, at, 1, 1, &value);
 }
 
 size_t Convolution::work_bytes(size_t batch) const {

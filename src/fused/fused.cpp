@@ -18,6 +18,8 @@ const char kKind[] = "fused";
 
 namespace {
 
+constexpr size_t kChannelRoom = size_t{32} << 10;  // of a first layer behind u of one channel
+
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
 }
@@ -82,6 +84,13 @@ std::byte* workspace_for(const Room& counted) {
 }
 
 // ---- with a normalization ----
+
+// body(channel, u), as the normalization calls it.
+template <class Body>
+normalization::ChannelStep step_of(const Body& body) {
+  return {[](void* context, size_t channel, float* u) { (*static_cast<const Body*>(context))(channel, u); },
+          const_cast<void*>(static_cast<const void*>(&body))};
+}
 
 template <class First>
 class Normalized final : public Fused {
@@ -184,8 +193,15 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   std::byte* work = lay_out(&room, &z);
   if (!work || (a.training && reserve(a.batch) != 0)) return -1;
   if (keeps) z = z_;
+  normalization::State* state = a.training ? &second_.state : nullptr;
+  if (keeps && steps_by_channel(second_.plan, a.batch) && first_.runs_by_channel(f)) {
+    const auto make = [&](size_t channel, float*) { first_.run_channel(f, a.batch, z, channel); };
+    const normalization::ChannelStep step = step_of(make);
+    forward(second_.plan, state, a.batch, tensor(z), to, work, nullptr, &step);
+    return 0;
+  }
   first_.run(f, 0, a.batch, z, work);
-  forward(second_.plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work);
+  forward(second_.plan, state, a.batch, tensor(z), to, work);
   return 0;
 }
 
@@ -237,11 +253,14 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
+  const bool by_channel = first_is_wanted && keeps_z() && steps_by_channel(second_.plan, a.batch, g.dy, g.y) &&
+                          first_.runs_by_channel(b) && first_.channel_bytes(b) <= kChannelRoom;
+  const bool has_u = first_is_wanted && !by_channel;
   const auto lay_out = [&](Room* room, std::byte** work) {
-    std::byte* u = first_is_wanted ? room->values(first_.output(), a.batch) : nullptr;
-    const size_t bytes = backward_bytes(second_.plan, a.batch, g.dy, g.y, first_is_wanted ? tensor(&b) : Tensor(),
-                                        g.dbeta, g.dgamma);
-    *work = room->take(std::max({bytes, first_is_wanted ? first_.bytes(&b) : 0, size_t{1}}));
+    std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
+    const size_t bytes = backward_bytes(second_.plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta,
+                                        g.dgamma);
+    *work = room->take(std::max({bytes, has_u ? first_.bytes(&b) : 0, size_t{1}}));
     return u;
   };
   Room counted;
@@ -250,9 +269,17 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   Room room(workspace_for(counted));
   std::byte* u = lay_out(&room, &work);
   if (!work) return -1;
-  backward(second_.plan, second_.state, g.dy, g.y, first_is_wanted ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma,
-           work);
-  if (first_is_wanted) first_.run(&b, u, work);
+  if (by_channel) {
+    const size_t values = a.batch * second_.plan.length;
+    const auto use = [&](size_t channel, float* dz) {
+      first_.run_channel(b, dz, reinterpret_cast<std::byte*>(dz + (values + 15) / 16 * 16), channel);
+    };
+    const normalization::ChannelStep step = step_of(use);
+    backward(second_.plan, second_.state, g.dy, g.y, Tensor(), false, g.dbeta, g.dgamma, work, &step);
+    return 0;
+  }
+  backward(second_.plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work);
+  if (has_u) first_.run(&b, u, work);
   return 0;
 }
 

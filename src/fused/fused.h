@@ -73,6 +73,11 @@ class ConvolutionFirst {
   size_t bytes(const Forward& f, size_t batch) const;
   // Samples first … first + batch - 1; z starts with the first of them.
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  // One channel of all samples, where channels are independent and z is float32.
+  bool runs_by_channel(const Forward& f) const { return layer_.runs_by_channel(f.run, f.x); }
+  void run_channel(const Forward& f, size_t batch, void* z, size_t channel) const {
+    layer_.run_channel(f.run, batch, f.x, static_cast<float*>(z), channel);
+  }
 
   struct Backward {
     convolution::Gradients g;
@@ -85,6 +90,12 @@ class ConvolutionFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
+  // Likewise: u (N, P, Q) of one channel, with room for what the layer needs besides.
+  bool runs_by_channel(const Backward& b) const { return layer_.runs_by_channel(b.run, b.g); }
+  size_t channel_bytes(const Backward& b) const { return layer_.channel_bytes(b.run, b.g); }
+  void run_channel(const Backward& b, float* u, std::byte* room, size_t channel) const {
+    layer_.run_channel(b.run, b.g, u, room, channel);
+  }
 
  private:
   convolution::Convolution layer_;
@@ -113,6 +124,8 @@ class FullyConnectedFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward& f, size_t batch) const;
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  static bool runs_by_channel(const Forward&) { return false; }
+  static void run_channel(const Forward&, size_t, void*, size_t) {}
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -122,6 +135,9 @@ class FullyConnectedFirst {
   size_t read(const Backward& b, Place* places) const;
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
+  static bool runs_by_channel(const Backward&) { return false; }
+  static size_t channel_bytes(const Backward&) { return 0; }
+  static void run_channel(const Backward&, float*, std::byte*, size_t) {}
 
  private:
   fully_connected::FullyConnected layer_;
@@ -148,6 +164,8 @@ class ArithmeticFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward&, size_t) const { return 0; }
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
+  bool runs_by_channel(const Forward&) const { return has_channels_; }
+  void run_channel(const Forward& f, size_t batch, void* z, size_t channel) const;
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -157,9 +175,16 @@ class ArithmeticFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
+  bool runs_by_channel(const Backward&) const { return has_channels_; }
+  static size_t channel_bytes(const Backward&) { return 0; }
+  void run_channel(const Backward& b, float* u, std::byte* room, size_t channel) const;
 
  private:
+  int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
+
   arithmetic::Plan plan_;
+  arithmetic::Plan channel_;   // the same for images of one channel
+  bool has_channels_ = false;  // all operands are images of the output's shape, one per sample
   size_t threads_;
 };
 

@@ -178,25 +178,50 @@ const BNNSNDArrayDescriptor* ArithmeticFirst::output_of(const void* block) {
   }
 }
 
-int ArithmeticFirst::prepare(const void* block) {
-  BNNSLayerParametersArithmetic parameters = *static_cast<const BNNSLayerParametersArithmetic*>(block);
+namespace {
+
+// Reads the block with a packed output; `change` may alter every operand before.
+template <class Change>
+int read_plan(BNNSLayerParametersArithmetic parameters, size_t threads, const Change& change, arithmetic::Plan* plan) {
   const void* fields = parameters.arithmetic_function_fields;
-  const auto read = [&](auto operands) {
+  const auto read = [&](auto operands, auto... inputs) {
+    (change(&(operands.*inputs)), ...);
     pack(&operands.out);
+    change(&operands.out);
     parameters.arithmetic_function_fields = &operands;
-    return plan_.read(parameters, threads_);
+    return plan->read(parameters, threads);
   };
-  int status;
   switch (arithmetic::inputs_of(parameters.arithmetic_function)) {
-    case 1: status = read(*static_cast<const BNNSArithmeticUnary*>(fields)); break;
-    case 2: status = read(*static_cast<const BNNSArithmeticBinary*>(fields)); break;
-    default: status = read(*static_cast<const BNNSArithmeticTernary*>(fields)); break;
+    case 1: return read(*static_cast<const BNNSArithmeticUnary*>(fields), &BNNSArithmeticUnary::in);
+    case 2:
+      return read(*static_cast<const BNNSArithmeticBinary*>(fields), &BNNSArithmeticBinary::in1,
+                  &BNNSArithmeticBinary::in2);
+    default:
+      return read(*static_cast<const BNNSArithmeticTernary*>(fields), &BNNSArithmeticTernary::in1,
+                  &BNNSArithmeticTernary::in2, &BNNSArithmeticTernary::in3);
   }
-  if (status != 0) return -1;
+}
+
+}  // namespace
+
+// A second plan for one channel, where channels are alike.
+int ArithmeticFirst::prepare_channels(const BNNSLayerParametersArithmetic& parameters) {
+  const View& z = plan_.output();
+  has_channels_ = z.layout == BNNSDataLayoutImageCHW;
+  for (size_t k = 0; k < plan_.inputs(); ++k)
+    has_channels_ &= plan_.input_role(k) == BNNSSample && plan_.input(k).count == z.count;
+  if (!has_channels_) return 0;
+  const auto one_channel = [](BNNSNDArrayDescriptor* operand) { operand->size[2] = 1; };
+  return read_plan(parameters, threads_, one_channel, &channel_);
+}
+
+int ArithmeticFirst::prepare(const void* block) {
+  const auto& parameters = *static_cast<const BNNSLayerParametersArithmetic*>(block);
+  if (read_plan(parameters, threads_, [](BNNSNDArrayDescriptor*) {}, &plan_) != 0) return -1;
   if (plan_.output_role() != BNNSSample)
     return fail("output: expected the descriptor type sample before a normalization; got %s",
                 plan_.output_role() == BNNSConstant ? "constant" : "parameter");
-  return 0;
+  return prepare_channels(parameters);
 }
 
 int ArithmeticFirst::check(const ForwardArguments& a, Forward* f) const {
@@ -217,6 +242,21 @@ void ArithmeticFirst::run(const Forward& f, size_t, size_t, void* z, std::byte*)
   Forward call = f;
   call.y = {&plan_.output(), static_cast<std::byte*>(z), plan_.output().count};
   plan_.run(call);
+}
+
+// Channel c of an operand, as the plan of one channel has it.
+static arithmetic::Operand channel_of(const arithmetic::Operand& operand, const View& view, size_t c) {
+  if (!operand.data) return {&view, nullptr, 0};
+  return {&view, operand.data + c * operand.view->stride[2] * bytes_of(view.type), operand.step};
+}
+
+void ArithmeticFirst::run_channel(const Forward& f, size_t, void* z, size_t channel) const {
+  Forward call;
+  call.batch = f.batch;
+  for (size_t k = 0; k < plan_.inputs(); ++k) call.x[k] = channel_of(f.x[k], channel_.input(k), channel);
+  const View& out = plan_.output();
+  call.y = channel_of({&out, static_cast<std::byte*>(z), out.count}, channel_.output(), channel);
+  channel_.run(call);
 }
 
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {
@@ -242,6 +282,26 @@ size_t ArithmeticFirst::read(const Backward& b, Place* places) {
 void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   b->dy = {&plan_.output(), static_cast<std::byte*>(u), plan_.output().count};
   plan_.run(*b, work);
+}
+
+void ArithmeticFirst::run_channel(const Backward& b, float* u, std::byte*, size_t channel) const {
+  Backward call;
+  call.batch = b.batch;
+  call.from_y = b.from_y;
+  call.targets = b.targets;
+  for (size_t k = 0; k < plan_.inputs(); ++k) call.x[k] = channel_of(b.x[k], channel_.input(k), channel);
+  call.y = channel_of(b.y, channel_.output(), channel);
+  call.dy = {&channel_.output(), reinterpret_cast<std::byte*>(u), channel_.output().count};
+  for (size_t t = 0; t < b.targets; ++t) {
+    View& view = call.dx_view[t];
+    view = b.dx_view[t];
+    view.extent[2] = 1;
+    view.count = view.extent[0] * view.extent[1];
+    view.span = 1 + (view.extent[0] - 1) * view.stride[0] + (view.extent[1] - 1) * view.stride[1];
+    call.dx[t] = channel_of(b.dx[t], view, channel);
+    call.sources[t] = b.sources[t];
+  }
+  channel_.run(call, nullptr);
 }
 
 }  // namespace obn::fused

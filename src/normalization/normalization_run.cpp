@@ -216,9 +216,9 @@ struct ForwardWork {
 class ForwardCall {
  public:
   ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-              const RunMoments* moments)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
-        y_ready_(is_ready(plan, y)), room_(work),
+              const RunMoments* moments, const ChannelStep* step)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), step_(step),
+        x_ready_(is_ready(plan, x)), y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
@@ -281,6 +281,7 @@ class ForwardCall {
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
   void group(size_t g, bool has_next) const {
+    if (step_) step_->run(step_->context, g, nullptr);
     const Span span = span_of(plan_, batch_, g);
     float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
     if (!x_ready_) load_group(x_, span, stage);
@@ -296,7 +297,7 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_copy = stream_copy_;
-    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
+    job.ahead = has_next && x_ready_ && !step_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
     if (needs_moments()) m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
@@ -457,6 +458,7 @@ class ForwardCall {
   size_t batch_;
   const Tensor &x_, &y_;
   const RunMoments* moments_;
+  const ChannelStep* step_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
@@ -520,13 +522,14 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+               const ChannelStep* step = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), step_(step), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
-    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
+    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate && !step;
   }
 
   // All sums; with them, group by group, the input gradient where it is given.
@@ -606,6 +609,7 @@ class BackwardCall {
     return job;
   }
   Runs target_of(const Span& span, const Gradient& job) const {
+    if (step_) return {reinterpret_cast<float*>(scratch() + kScratchBytes / 2), span.length};
     return !dx_.is_given() ? Runs{} : stages_ ? job.dy : runs_in(plan_, dx_, span);
   }
 
@@ -644,12 +648,14 @@ class BackwardCall {
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
     work_.means[g] = means_of(all, static_cast<double>(span.values()));
-    if (!dx_.is_given()) return;
+    if (!dx_.is_given() && !step_) return;
+    float* u = job.dx.data;
     set_means(&job, g);
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       set_channel(&job, run + k);
       plan_.kernels->channel_gradient(job);
     }
+    if (step_) return step_->run(step_->context, g, u);
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
@@ -851,6 +857,7 @@ class BackwardCall {
   const State& state_;
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
+  const ChannelStep* step_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
@@ -929,13 +936,22 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
 }
 
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-             const RunMoments* moments) {
-  ForwardCall(plan, state, batch, x, y, work, moments).run();
+             const RunMoments* moments, const ChannelStep* step) {
+  ForwardCall(plan, state, batch, x, y, work, moments, step).run();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const ChannelStep* step) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, step).run();
+}
+
+bool steps_by_channel(const Plan& plan, size_t batch) {
+  return plan.spans_batch() && !plan.is_columns() && batch <= kChannelBytes / sizeof(float) / plan.length;
+}
+
+bool steps_by_channel(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
+  return steps_by_channel(plan, batch) && !stages_dz(plan, dy, y, Tensor());
 }
 
 void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
