@@ -146,6 +146,7 @@ struct Inputs {
 
 // filter, out or None, training, then the inputs
 PyObject* fused_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (count < 3) return PyErr_Format(PyExc_TypeError, "fused_apply takes at least 3 arguments; got %zd", count);
   Call call(module, arguments[0], Family::fused);
   if (!call.ok()) return nullptr;
   const unsigned flags = call.flags();
@@ -179,6 +180,7 @@ PyObject* results_of(const Target* targets, int count) {
 // filter, y or None, grad_output, accumulate (bit k: gradient k of those that follow), then the inputs, each or None,
 // then the gradients: those of the inputs, those of the parameters
 PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (count < 4) return PyErr_Format(PyExc_TypeError, "fused_backward takes at least 4 arguments; got %zd", count);
   Call call(module, arguments[0], Family::fused);
   if (!call.ok() || !call.claim()) return nullptr;
   const unsigned flags = call.flags();
@@ -221,8 +223,8 @@ PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_
   BNNSNDArrayDescriptor* delta_descriptors[kParameters] = {};
   for (int k = 0; k < parameters; ++k) {
     const Parameter& parameter = kParameterList[first_parameter + k];
-    if (!deltas[k].take(call, objects[k], call.operand(parameter.operand), parameter.name, accumulate >> (inputs + k) & 1,
-                        flags & given(first_parameter + k), Batched::no))
+    const bool adds = accumulate >> (inputs + k) & 1, exists = flags & given(first_parameter + k);
+    if (!deltas[k].take(call, objects[k], call.operand(parameter.operand), parameter.name, adds, exists, Batched::no))
       return nullptr;
     delta_descriptors[k] = deltas[k].descriptor();
   }
