@@ -63,7 +63,7 @@ def _entry(case: FusedCase, run: Run) -> Entry:
 
 def _name(case: FusedCase) -> str:
     relu = "-relu" if case.activation != "identity" else ""
-    return f"{case.first}-{case.kind}{relu}"
+    return f"{case.first}-{case.kind}{relu}".replace("-unbiased", "")
 
 
 def _contenders(case: FusedCase, run: Run) -> list[Contender]:

@@ -407,7 +407,9 @@ def line(row: Row, peers: Iterable[str]) -> str:
     separate = row.times.get(SEPARATE)
     if separate and ours:
         words += [f"{SEPARATE} {factor(separate.median, ours.median)}"]
-    words += [f"{name} keeps {kept / 1e6:.3g} MB" for name, kept in row.kept_bytes.items()]
+    for name in (OURS, SEPARATE):
+        if name in row.kept_bytes:
+            words += [f"{name} keeps {row.kept_bytes[name] / 1e6:.3g} MB"]
     return "  ".join(words)
 
 
