@@ -444,6 +444,17 @@ void Convolution::run_forward(Run run, size_t batch, const Images& x, const Imag
   }
 }
 
+bool Convolution::runs_alone(const Run& run, const Images& x) const {
+  return !is_integer_ && !needs_rows_ && x.is_direct() && w_ && (b_ || !has_bias_) &&
+         bytes_to_output(run.choice, 1) == 0;
+}
+
+void Convolution::run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const {
+  run.problem.batch = count;
+  run.threads = 1;
+  to_output(run, x.planes(first), w_, y.planes(first), b_);
+}
+
 // ---- backward ----
 
 struct Convolution::BackwardWork {
@@ -604,6 +615,17 @@ void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) co
   backward_floats(&run, work, g);
 }
 
+bool Convolution::runs_alone(const Run& run, const Gradients& g) const {
+  return g.dx.data && g.dx.is_direct() && w_ && bytes_to_input(run.choice, 1) == 0 &&
+         !(transposed_ && g.dx_view.accumulate);
+}
+
+void Convolution::run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const {
+  run.problem.batch = count;
+  run.threads = 1;
+  to_input(run, dense_planes(output_, dz), w_, g.dx.planes(first), g.dx_view.accumulate);
+}
+
 void Convolution::backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const {
   const size_t channels = output_.extent[2];
   if (work.sums) std::fill_n(work.sums, channels, 0.0);
@@ -628,17 +650,19 @@ void Convolution::backward_floats(Run* run, const BackwardWork& work, const Grad
     }
   }
   if (work.dw) put_weights(g.dw, order_, work.dw, run->threads);
-  if (!work.sums) return;
-  for (size_t c = 0; c < channels; ++c) put_bias_gradient(g, c, work.sums[c]);
+  if (work.sums) put_bias_gradient(g, work.sums);
 }
 
-void Convolution::put_bias_gradient(const Gradients& g, size_t channel, double sum) const {
+void Convolution::put_bias_gradient(const Gradients& g, const double* sums) const {
   const Kernels& kernels = targets.best();
-  void* at = static_cast<std::byte*>(g.db.data) + channel * g.db_stride * bytes_of(g.db.type);
-  float value = 0.0f;
-  if (g.db.accumulate) kernels.load(g.db.type, at, 1, 1, &value);
-  value = static_cast<float>(value + sum);
-  kernels.store(g.db.type, at, 1, 1, &value);
+  auto* data = static_cast<std::byte*>(g.db.data);
+  for (size_t c = 0; c < output_.extent[2]; ++c) {
+    void* at = data + c * g.db_stride * bytes_of(g.db.type);
+    float value = 0.0f;
+    if (g.db.accumulate) kernels.load(g.db.type, at, 1, 1, &value);
+    value = static_cast<float>(value + sums[c]);
+    kernels.store(g.db.type, at, 1, 1, &value);
+  }
 }
 
 size_t Convolution::work_bytes(size_t batch) const {

@@ -177,13 +177,11 @@ class Convolution final : public Filter {
   size_t backward_bytes(const Run& run, const Gradients& g) const;
   void run_backward(Run run, const Gradients& g, std::byte* block) const;
 
-  // One channel of a depthwise layer at a time, alone on its thread (convolution_channels.cpp). z and u are float32
-  // without gaps: z all channels of all samples, u (N, P, Q) this one. room has channel_bytes().
-  bool runs_by_channel(const Run& run, const Images& x) const;
-  void run_channel(const Run& run, size_t batch, const Images& x, float* z, size_t channel) const;
-  bool runs_by_channel(const Run& run, const Gradients& g) const;
-  size_t channel_bytes(const Run& run, const Gradients& g) const;
-  void run_channel(const Run& run, const Gradients& g, float* u, std::byte* room, size_t channel) const;
+  // Some samples alone on the calling thread, where that takes no work: y of float32 images, and dx of dz (count, …).
+  bool runs_alone(const Run& run, const Images& x) const;
+  void run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const;
+  bool runs_alone(const Run& run, const Gradients& g) const;
+  void run_alone(Run run, const Gradients& g, float* dz, size_t first, size_t count) const;
 
  private:
   struct Parts;          // convolution.cpp
@@ -209,8 +207,7 @@ class Convolution final : public Filter {
   int check_places(const Gradients& g) const;
   BackwardWork lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const;
   void backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const;
-  void put_bias_gradient(const Gradients& g, size_t channel, double sum) const;
-  Problem channel_problem(const Run& run, size_t batch) const;
+  void put_bias_gradient(const Gradients& g, const double* sums) const;
 
   // The three directions of the layer, each an algorithm of the problem.
   void to_output(const Run& run, const Planes& x, const float* w, const Planes& y, const float* bias) const;

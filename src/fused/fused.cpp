@@ -18,7 +18,8 @@ const char kKind[] = "fused";
 
 namespace {
 
-constexpr size_t kChannelRoom = size_t{32} << 10;  // of a first layer behind u of one channel
+constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
+constexpr size_t kLongestRun = size_t{1} << 18;   // of a run that is done in half of the scratch
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
@@ -64,6 +65,12 @@ class Room {
     }
     return place;
   }
+  template <class T>
+  T* take_many(size_t rows, size_t columns) {
+    size_t n;
+    const bool fits = !__builtin_mul_overflow(rows, columns, &n) && n <= SIZE_MAX / sizeof(T);
+    return reinterpret_cast<T*>(take(fits ? n * sizeof(T) : SIZE_MAX));
+  }
   std::byte* values(const View& view, size_t batch) {
     size_t bytes;
     return take(__builtin_mul_overflow(view.count * bytes_of(view.type), batch, &bytes) ? SIZE_MAX : bytes);
@@ -84,13 +91,6 @@ std::byte* workspace_for(const Room& counted) {
 }
 
 // ---- with a normalization ----
-
-// body(channel, u), as the normalization calls it.
-template <class Body>
-normalization::ChannelStep step_of(const Body& body) {
-  return {[](void* context, size_t channel, float* u) { (*static_cast<const Body*>(context))(channel, u); },
-          const_cast<void*>(static_cast<const void*>(&body))};
-}
 
 template <class First>
 class Normalized final : public Fused {
@@ -124,6 +124,9 @@ class Normalized final : public Fused {
   bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
   int reserve(size_t batch);
+  void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
+  void run_parts(typename First::Backward* b, const normalization::Gradients& g, size_t batch, float* u,
+                 std::byte* work) const;
 
   First first_;
   normalization::Normalization second_;
@@ -181,9 +184,13 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   size_t kept;
   if (keeps && __builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept))
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
+  const normalization::Plan& plan = second_.plan;
+  const bool in_parts = keeps && takes_moments(plan) && first_.runs_in_parts(f);
+  normalization::RunMoments* moments = nullptr;
   const auto lay_out = [&](Room* room, std::byte** z) {
     if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);
-    const size_t bytes = forward_bytes(second_.plan, a.batch, tensor(&f), to, a.training);
+    if (in_parts) moments = room->template take_many<normalization::RunMoments>(a.batch, plan.runs);
+    const size_t bytes = forward_bytes(plan, a.batch, tensor(&f), to, a.training);
     return room->take(std::max({first_.bytes(f, a.batch), bytes, size_t{1}}));
   };
   Room counted;
@@ -193,16 +200,29 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   std::byte* work = lay_out(&room, &z);
   if (!work || (a.training && reserve(a.batch) != 0)) return -1;
   if (keeps) z = z_;
-  normalization::State* state = a.training ? &second_.state : nullptr;
-  if (keeps && steps_by_channel(second_.plan, a.batch) && first_.runs_by_channel(f)) {
-    const auto make = [&](size_t channel, float*) { first_.run_channel(f, a.batch, z, channel); };
-    const normalization::ChannelStep step = step_of(make);
-    forward(second_.plan, state, a.batch, tensor(z), to, work, nullptr, &step);
-    return 0;
+  if (in_parts) {
+    run_parts(f, a.batch, reinterpret_cast<float*>(z), moments);
+  } else {
+    first_.run(f, 0, a.batch, z, work);
   }
-  first_.run(f, 0, a.batch, z, work);
-  forward(second_.plan, state, a.batch, tensor(z), to, work);
+  forward(plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work, moments);
   return 0;
+}
+
+// z part by part, and the moments of its runs.
+template <class First>
+void Normalized<First>::run_parts(const typename First::Forward& f, size_t batch, float* z,
+                                  normalization::RunMoments* moments) const {
+  const normalization::Plan& plan = second_.plan;
+  const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
+  activation::by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
+                        [&](size_t first, size_t count) {
+    for (size_t k = first; k < first + count; ++k) {
+      const size_t sample = k / parts, channel = k % parts * channels, run = sample * plan.runs + channel;
+      first_.run_part(f, sample, channel, z);
+      plan.kernels->run_moments({z + run * plan.length, plan.length}, channels, plan.length, moments + run);
+    }
+  });
 }
 
 // What one layer writes lies apart from what the other one reads and writes. The gradient of an input of the output's
@@ -253,13 +273,14 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
-  const bool by_channel = first_is_wanted && keeps_z() && steps_by_channel(second_.plan, a.batch, g.dy, g.y) &&
-                          first_.runs_by_channel(b) && first_.channel_bytes(b) <= kChannelRoom;
-  const bool has_u = first_is_wanted && !by_channel;
+  const normalization::Plan& plan = second_.plan;
+  const bool in_parts = first_is_wanted && keeps_z() && takes_moments(plan) && plan.length <= kLongestRun &&
+                        first_.runs_in_parts(b);
+  const bool has_u = first_is_wanted && !(in_parts && First::kTakesMany);
   const auto lay_out = [&](Room* room, std::byte** work) {
     std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
-    const size_t bytes = backward_bytes(second_.plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta,
-                                        g.dgamma);
+    const size_t bytes =
+        backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
     *work = room->take(std::max({bytes, has_u ? first_.bytes(&b) : 0, size_t{1}}));
     return u;
   };
@@ -269,18 +290,38 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   Room room(workspace_for(counted));
   std::byte* u = lay_out(&room, &work);
   if (!work) return -1;
-  if (by_channel) {
-    const size_t values = a.batch * second_.plan.length;
-    const auto use = [&](size_t channel, float* dz) {
-      first_.run_channel(b, dz, reinterpret_cast<std::byte*>(dz + (values + 15) / 16 * 16), channel);
-    };
-    const normalization::ChannelStep step = step_of(use);
-    backward(second_.plan, second_.state, g.dy, g.y, Tensor(), false, g.dbeta, g.dgamma, work, &step);
+  if (in_parts) {
+    backward_sums(plan, second_.state, g.dy, g.y, g.dbeta, g.dgamma, work);
+    run_parts(&b, g, a.batch, reinterpret_cast<float*>(u), work);
     return 0;
   }
-  backward(second_.plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work);
+  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work);
   if (has_u) first_.run(&b, u, work);
   return 0;
+}
+
+// u part by part, once all sums are there. Single runs of it lie in the second half of a thread's scratch.
+template <class First>
+void Normalized<First>::run_parts(typename First::Backward* b, const normalization::Gradients& g, size_t batch,
+                                  float* u, std::byte* work) const {
+  const normalization::Plan& plan = second_.plan;
+  const normalization::State& state = second_.state;
+  const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
+  activation::by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
+                        [&](size_t first, size_t count) {
+    for (size_t k = first; k < first + count; ++k) {
+      const size_t sample = k / parts, channel = k % parts * channels;
+      float* part = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
+      if (First::kTakesMany) {
+        backward_run(plan, state, g.dy, g.y, sample, channel, part, g.dbeta, g.dgamma, work);
+      } else {
+        part = u + sample * values;
+        backward_input(plan, state, g.dy, g.y, sample, 1, tensor(part), g.dbeta, g.dgamma, work);
+      }
+      first_.run_part(*b, sample, channel, part);
+    }
+  });
+  first_.finish_parts(b, u, work);
 }
 
 template <class First>

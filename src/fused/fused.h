@@ -7,6 +7,9 @@
 // a sentence before anything is written, then the size of the work, then the run, which cannot fail. z and u are
 // memory of the pair, samples one after the other without gaps, of the type that the descriptors between the two
 // layers give.
+//
+// Some first layers can be run in parts, each alone on one thread, which goes on with it while it is near: one channel
+// of one sample (arithmetic), or whole samples. Then z and u are float32.
 #pragma once
 
 #include <cstddef>
@@ -73,11 +76,9 @@ class ConvolutionFirst {
   size_t bytes(const Forward& f, size_t batch) const;
   // Samples first … first + batch - 1; z starts with the first of them.
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  // One channel of all samples, where channels are independent and z is float32.
-  bool runs_by_channel(const Forward& f) const { return layer_.runs_by_channel(f.run, f.x); }
-  void run_channel(const Forward& f, size_t batch, void* z, size_t channel) const {
-    layer_.run_channel(f.run, batch, f.x, static_cast<float*>(z), channel);
-  }
+  bool runs_in_parts(const Forward& f) const { return layer_.runs_alone(f.run, f.x); }
+  size_t part_channels() const { return layer_.output().extent[2]; }
+  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;  // z: of all samples
 
   struct Backward {
     convolution::Gradients g;
@@ -90,12 +91,9 @@ class ConvolutionFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  // Likewise: u (N, P, Q) of one channel, with room for what the layer needs besides.
-  bool runs_by_channel(const Backward& b) const { return layer_.runs_by_channel(b.run, b.g); }
-  size_t channel_bytes(const Backward& b) const { return layer_.channel_bytes(b.run, b.g); }
-  void run_channel(const Backward& b, float* u, std::byte* room, size_t channel) const {
-    layer_.run_channel(b.run, b.g, u, room, channel);
-  }
+  bool runs_in_parts(const Backward& b) const { return layer_.runs_alone(b.run, b.g); }
+  void run_part(const Backward& b, size_t sample, size_t, float* u) const { layer_.run_alone(b.run, b.g, u, sample, 1); }
+  void finish_parts(Backward* b, void* u, std::byte* work) const;  // what is summed over the samples
 
  private:
   convolution::Convolution layer_;
@@ -124,8 +122,9 @@ class FullyConnectedFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward& f, size_t batch) const;
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  static bool runs_by_channel(const Forward&) { return false; }
-  static void run_channel(const Forward&, size_t, void*, size_t) {}
+  static bool runs_in_parts(const Forward&) { return false; }
+  static size_t part_channels() { return 1; }
+  static void run_part(const Forward&, size_t, size_t, float*) {}
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -135,9 +134,9 @@ class FullyConnectedFirst {
   size_t read(const Backward& b, Place* places) const;
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  static bool runs_by_channel(const Backward&) { return false; }
-  static size_t channel_bytes(const Backward&) { return 0; }
-  static void run_channel(const Backward&, float*, std::byte*, size_t) {}
+  static bool runs_in_parts(const Backward&) { return false; }
+  static void run_part(const Backward&, size_t, size_t, float*) {}
+  static void finish_parts(Backward*, void*, std::byte*) {}
 
  private:
   fully_connected::FullyConnected layer_;
@@ -164,8 +163,9 @@ class ArithmeticFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward&, size_t) const { return 0; }
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  bool runs_by_channel(const Forward&) const { return has_channels_; }
-  void run_channel(const Forward& f, size_t batch, void* z, size_t channel) const;
+  bool runs_in_parts(const Forward&) const { return has_channels_; }
+  static size_t part_channels() { return 1; }
+  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -175,9 +175,9 @@ class ArithmeticFirst {
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
-  bool runs_by_channel(const Backward&) const { return has_channels_; }
-  static size_t channel_bytes(const Backward&) { return 0; }
-  void run_channel(const Backward& b, float* u, std::byte* room, size_t channel) const;
+  bool runs_in_parts(const Backward&) const { return has_channels_; }
+  void run_part(const Backward& b, size_t sample, size_t channel, float* u) const;  // u: of this part
+  static void finish_parts(Backward*, void*, std::byte*) {}
 
  private:
   int prepare_channels(const BNNSLayerParametersArithmetic& parameters);

@@ -66,6 +66,11 @@ void ConvolutionFirst::run(const Forward& f, size_t first, size_t batch, void* z
   layer_.run_forward(f.run, batch, x, {&layer_.output(), static_cast<std::byte*>(z), layer_.output().count}, work);
 }
 
+void ConvolutionFirst::run_part(const Forward& f, size_t sample, size_t, float* z) const {
+  const View& out = layer_.output();
+  layer_.run_alone(f.run, f.x, {&out, reinterpret_cast<std::byte*>(z), out.count}, sample, 1);
+}
+
 bool ConvolutionFirst::is_wanted(const BackwardArguments& a) {
   return a.dx || (a.parameters && (a.parameters[0] || a.parameters[1]));
 }
@@ -98,6 +103,11 @@ size_t ConvolutionFirst::bytes(Backward* b) const {
 void ConvolutionFirst::run(Backward* b, void* u, std::byte* work) const {
   b->g.dy.data = static_cast<std::byte*>(u);
   layer_.run_backward(b->run, b->g, work);
+}
+
+void ConvolutionFirst::finish_parts(Backward* b, void* u, std::byte* work) const {
+  b->g.dx.data = nullptr;  // it is done
+  run(b, u, work);
 }
 
 // ---- fully connected ----
@@ -244,19 +254,24 @@ void ArithmeticFirst::run(const Forward& f, size_t, size_t, void* z, std::byte*)
   plan_.run(call);
 }
 
-// Channel c of an operand, as the plan of one channel has it.
-static arithmetic::Operand channel_of(const arithmetic::Operand& operand, const View& view, size_t c) {
+namespace {
+
+// One channel of one sample of an operand, as the plan of one channel has it.
+arithmetic::Operand part_of(const arithmetic::Operand& operand, const View& view, size_t sample, size_t channel) {
   if (!operand.data) return {&view, nullptr, 0};
-  return {&view, operand.data + c * operand.view->stride[2] * bytes_of(view.type), operand.step};
+  const size_t at = sample * operand.step + channel * operand.view->stride[2];
+  return {&view, operand.data + at * bytes_of(view.type), operand.step};
 }
 
-void ArithmeticFirst::run_channel(const Forward& f, size_t, void* z, size_t channel) const {
-  Forward call;
-  call.batch = f.batch;
-  for (size_t k = 0; k < plan_.inputs(); ++k) call.x[k] = channel_of(f.x[k], channel_.input(k), channel);
+}  // namespace
+
+void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, float* z) const {
+  Forward part;
+  part.batch = 1;
+  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], channel_.input(k), sample, channel);
   const View& out = plan_.output();
-  call.y = channel_of({&out, static_cast<std::byte*>(z), out.count}, channel_.output(), channel);
-  channel_.run(call);
+  part.y = part_of({&out, reinterpret_cast<std::byte*>(z), out.count}, channel_.output(), sample, channel);
+  channel_.run(part);
 }
 
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {
@@ -284,24 +299,24 @@ void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   plan_.run(*b, work);
 }
 
-void ArithmeticFirst::run_channel(const Backward& b, float* u, std::byte*, size_t channel) const {
-  Backward call;
-  call.batch = b.batch;
-  call.from_y = b.from_y;
-  call.targets = b.targets;
-  for (size_t k = 0; k < plan_.inputs(); ++k) call.x[k] = channel_of(b.x[k], channel_.input(k), channel);
-  call.y = channel_of(b.y, channel_.output(), channel);
-  call.dy = {&channel_.output(), reinterpret_cast<std::byte*>(u), channel_.output().count};
+void ArithmeticFirst::run_part(const Backward& b, size_t sample, size_t channel, float* u) const {
+  Backward part;
+  part.batch = 1;
+  part.from_y = b.from_y;
+  part.targets = b.targets;
+  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(b.x[k], channel_.input(k), sample, channel);
+  part.y = part_of(b.y, channel_.output(), sample, channel);
+  part.dy = {&channel_.output(), reinterpret_cast<std::byte*>(u), channel_.output().count};
   for (size_t t = 0; t < b.targets; ++t) {
-    View& view = call.dx_view[t];
+    View& view = part.dx_view[t];
     view = b.dx_view[t];
     view.extent[2] = 1;
     view.count = view.extent[0] * view.extent[1];
     view.span = 1 + (view.extent[0] - 1) * view.stride[0] + (view.extent[1] - 1) * view.stride[1];
-    call.dx[t] = channel_of(b.dx[t], view, channel);
-    call.sources[t] = b.sources[t];
+    part.dx[t] = part_of(b.dx[t], view, sample, channel);
+    part.sources[t] = b.sources[t];
   }
-  channel_.run(call, nullptr);
+  channel_.run(part, nullptr);
 }
 
 }  // namespace obn::fused

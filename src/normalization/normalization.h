@@ -248,19 +248,6 @@ size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tens
 size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                       const ParameterGradient& dbeta, const ParameterGradient& dgamma);
 
-// Another layer whose channels are independent of each other, as those of batch norm are, can be run in step with it:
-// channel by channel, on the thread that goes on with it and finds its values in a cache.
-//   forward    run(context, c, NULL) puts channel c into x, before it is read
-//   backward   run(context, c, u) takes the input gradient u (N, P) of channel c; it lies in the second half of the
-//              thread's scratch, which run may use beyond u, as it may the first half
-struct ChannelStep {
-  void (*run)(void* context, size_t channel, float* u);
-  void* context;
-};
-inline constexpr size_t kChannelBytes = kScratchBytes / 2 - (size_t{64} << 10);  // of u; 64 KiB are left behind it
-bool steps_by_channel(const Plan& plan, size_t batch);
-bool steps_by_channel(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y);  // backward
-
 // Whether forward can be handed the moments of all runs.
 inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_columns(); }
 
@@ -268,13 +255,12 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 // to be packed float32 that stays as it is until the gradients have been had. moments (N, R), or NULL, are those of x.
 // Everything was checked.
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-             const RunMoments* moments = nullptr, const ChannelStep* step = nullptr);
+             const RunMoments* moments = nullptr);
 
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
-// the place of dy; with a step it is absent.
+// the place of dy.
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const ChannelStep* step = nullptr);
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
 
 // The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
 // count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same
@@ -285,6 +271,9 @@ void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const
 void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work);
+// Of run `run` of sample n alone, into dx (P); not for columns.
+void backward_run(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t n, size_t run,
+                  float* dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
 
 // ---- the layer ----
 

@@ -216,9 +216,9 @@ struct ForwardWork {
 class ForwardCall {
  public:
   ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-              const RunMoments* moments, const ChannelStep* step)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), step_(step),
-        x_ready_(is_ready(plan, x)), y_ready_(is_ready(plan, y)), room_(work),
+              const RunMoments* moments)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
+        y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
@@ -281,7 +281,6 @@ class ForwardCall {
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
   void group(size_t g, bool has_next) const {
-    if (step_) step_->run(step_->context, g, nullptr);
     const Span span = span_of(plan_, batch_, g);
     float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
     if (!x_ready_) load_group(x_, span, stage);
@@ -297,7 +296,7 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_copy = stream_copy_;
-    job.ahead = has_next && x_ready_ && !step_ && span.values() <= kPrefetch ? span.length : 0;
+    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
     if (needs_moments()) m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
@@ -458,7 +457,6 @@ class ForwardCall {
   size_t batch_;
   const Tensor &x_, &y_;
   const RunMoments* moments_;
-  const ChannelStep* step_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
@@ -522,14 +520,13 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-               const ChannelStep* step = nullptr)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), step_(step), accumulate_(accumulate),
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
-    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate && !step;
+    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
   }
 
   // All sums; with them, group by group, the input gradient where it is given.
@@ -566,8 +563,30 @@ class BackwardCall {
     }
     const size_t runs = count * plan_.runs;
     by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
-      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
+      for (size_t k = from; k < from + some; ++k) {
+        const size_t s = k / plan_.runs, r = k % plan_.runs;
+        input_run(first + s, r, address(dx_, s, r * plan_.length));
+      }
     });
+  }
+
+  // Run r of sample n.
+  void input_run(size_t n, size_t r, float* dx) const {
+    const Span span = {n, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    Gradient job = job_of(span, g, stage);
+    job.dx = {dx, 0};
+    job.stream = false;
+    set_means(&job, g);
+    if (plan_.is_rows) {
+      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+      plan_.kernels->row_gradient(job);
+    } else {
+      set_channel(&job, r);
+      plan_.kernels->channel_gradient(job);
+    }
   }
 
  private:
@@ -609,7 +628,6 @@ class BackwardCall {
     return job;
   }
   Runs target_of(const Span& span, const Gradient& job) const {
-    if (step_) return {reinterpret_cast<float*>(scratch() + kScratchBytes / 2), span.length};
     return !dx_.is_given() ? Runs{} : stages_ ? job.dy : runs_in(plan_, dx_, span);
   }
 
@@ -648,14 +666,12 @@ class BackwardCall {
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
     work_.means[g] = means_of(all, static_cast<double>(span.values()));
-    if (!dx_.is_given() && !step_) return;
-    float* u = job.dx.data;
+    if (!dx_.is_given()) return;
     set_means(&job, g);
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       set_channel(&job, run + k);
       plan_.kernels->channel_gradient(job);
     }
-    if (step_) return step_->run(step_->context, g, u);
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
@@ -665,25 +681,6 @@ class BackwardCall {
   void set_means(Gradient* job, size_t g) const {
     job->mean_g = work_.means[g].g;
     job->mean_g_xhat = work_.means[g].g_xhat;
-  }
-
-  // Run r of sample first + s.
-  void input_run(size_t first, size_t s, size_t r) const {
-    const Span span = {first + s, 1, r * plan_.length, plan_.length};
-    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
-    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
-    if (stages_) make_dz(span, stage);
-    Gradient job = job_of(span, g, stage);
-    job.dx = {address(dx_, s, span.first), 0};
-    job.stream = false;
-    set_means(&job, g);
-    if (plan_.is_rows) {
-      job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
-      plan_.kernels->row_gradient(job);
-    } else {
-      set_channel(&job, r);
-      plan_.kernels->channel_gradient(job);
-    }
   }
 
   // ---- columns ----
@@ -857,7 +854,6 @@ class BackwardCall {
   const State& state_;
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
-  const ChannelStep* step_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
@@ -936,22 +932,13 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
 }
 
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-             const RunMoments* moments, const ChannelStep* step) {
-  ForwardCall(plan, state, batch, x, y, work, moments, step).run();
+             const RunMoments* moments) {
+  ForwardCall(plan, state, batch, x, y, work, moments).run();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const ChannelStep* step) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, step).run();
-}
-
-bool steps_by_channel(const Plan& plan, size_t batch) {
-  return plan.spans_batch() && !plan.is_columns() && batch <= kChannelBytes / sizeof(float) / plan.length;
-}
-
-bool steps_by_channel(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
-  return steps_by_channel(plan, batch) && !stages_dz(plan, dy, y, Tensor());
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
 }
 
 void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
@@ -964,6 +951,12 @@ void backward_input(const Plan& plan, const State& state, const Tensor& dy, cons
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work) {
   BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
+}
+
+void backward_run(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t n, size_t run,
+                  float* dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  const Tensor none;
+  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).input_run(n, run, dx);
 }
 
 }  // namespace normalization
