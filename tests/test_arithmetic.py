@@ -470,6 +470,12 @@ REFUSALS = [
     (
         UnaryArithmeticLayer,
         "exp",
+        {"input": (2,), "output": (2,), "output_kind": "weights"},
+        "output_kind: expected constant, sample or parameter",
+    ),
+    (
+        UnaryArithmeticLayer,
+        "exp",
         {"input": (2,), "output_kind": "parameter"},
         "output: expected the descriptor type sample",
     ),

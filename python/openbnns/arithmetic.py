@@ -526,8 +526,10 @@ def describe(
         raise LayerCreationError(
             f"[{where}] function: expected one of {', '.join(known)}; got {function!r}"
         )
+    names = ("input",) if len(specs) == 1 else ("a", "b", "c")
     operands = [
-        (spec._operand(), _KINDS[kind]) for spec, kind in zip(specs, kinds, strict=True)
+        (spec._operand(), _KINDS[check_kind(where, f"{name}_kind", kind)])
+        for spec, kind, name in zip(specs, kinds, names, strict=False)
     ]
     operands.append((output._operand(), _KINDS[check_kind(where, "output_kind", output_kind)]))
     native = Activation.of(activation, where)._native(where, output.shape)
@@ -545,7 +547,7 @@ def check_kind(where: str, argument: str, kind: str) -> str:
 
 def operand_spec(where: str, argument: str, value: SpecLike, kind: str) -> ArraySpec:
     """A shape, a spec, or an example: a batch of samples, or a constant or parameter itself."""
-    word = "input_kind" if argument == "input" else f"{argument[-1]}_kind"
+    word = f"{argument.removeprefix('input_')}_kind"
     is_sample = check_kind(where, word, kind) == "sample"
     if is_sample or isinstance(value, (int, tuple, list, ArraySpec)):
         return spec_of(where, argument, value)
