@@ -391,6 +391,27 @@ def test_quantization_behind_a_layer(first, axis, dtype):
         layer.apply_backward(x, y=None, grad_output=y)
 
 
+def test_quantization_with_a_scale_per_sample():
+    case, scale = FusedCase(cases.DENSE), np.linspace(1, 50, 9, dtype=np.float32)
+    layer = FusedParametersLayer(
+        case.first_parameters(),
+        FusedQuantizationParameters(scale, axis="batch"),
+        output=ArraySpec((20,), "int16"),
+    )
+    (x,) = case.inputs()
+    z = case.first.layer().apply(x)
+    expected = openbnns.quantize(z, scale=scale, axis=0, dtype="int16")
+    np.testing.assert_array_equal(layer(x, training=False), expected)
+    with pytest.raises(LayerApplyError, match="batch"):
+        layer(x[:8], training=False)
+    with pytest.raises(ArrayError, match=r"scale: expected one value per sample; got \(3, 3\)"):
+        FusedParametersLayer(
+            case.first_parameters(),
+            FusedQuantizationParameters(scale.reshape(3, 3), axis="batch"),
+            output=ArraySpec((20,), "int16"),
+        )
+
+
 def test_dequantization_behind_an_integer_convolution():
     rng = np.random.default_rng(4)
     x = rng.integers(-20, 20, (2, 3, 6, 5)).astype("int8")

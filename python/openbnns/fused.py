@@ -4,7 +4,7 @@ a quantization. What lies between them stays inside."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy.typing as npt
 
@@ -247,7 +247,8 @@ class FusedQuantizationParameters(FusableLayerParameters):
 
     Args:
         scale, bias: a number, or an array with one value per place along ``axis``.
-        axis: the axis of a sample along which they vary, or None.
+        axis: the axis of a sample along which they vary, ``"batch"`` for one value per sample
+            (which fixes the number of samples), or None.
 
     Example:
         >>> import openbnns
@@ -261,13 +262,13 @@ class FusedQuantizationParameters(FusableLayerParameters):
 
     scale: Array | float | None
     bias: Array | float | None
-    axis: int | None
+    axis: int | Literal["batch"] | None
 
     def __init__(
         self,
         scale: Array | float | None = None,
         bias: Array | float | None = None,
-        axis: int | None = None,
+        axis: int | Literal["batch"] | None = None,
     ) -> None:
         self._keep(scale=scale, bias=bias, axis=axis)
 
@@ -617,7 +618,9 @@ class FusedParametersLayer(FusedLayer):
             connected layer None is the shape and type of the weights' rows.
         inputs: the same for each input of arithmetic. Constants and parameters have no batch axis.
         output: the same for the output. None is inferred; a quantization needs it, because it says
-            which integers.
+            which integers. What lies between the layers is packed and of this type; before a
+            quantization float32 (float16 behind a float16 input), before a dequantization of the
+            type of the input.
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights, bias, beta and gamma. Without it the layer reads
             the caller's arrays in every call, so an update in place is seen at once.
@@ -989,7 +992,7 @@ def _describe_second(
         )
     function = int(isinstance(second, FusedDequantizationParameters))
     description = quantization.describe(
-        where, function, between, second.scale, second.bias, second.axis
+        where, function, between, second.scale, second.bias, second.axis, has_batch=True
     )
     return _QUANTIZATION, description, output
 
