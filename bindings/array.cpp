@@ -293,6 +293,11 @@ bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, c
                            : take(call, object, operand, name, Use::write, Strides::as_operand, batched);
 }
 
+bool Array::take_or_make_whole(Call& call, PyObject* object, const Operand& operand, const char* name) {
+  return object == Py_None ? make(call, operand, Batched::no)
+                           : take(call, object, operand, name, Use::write, Strides::any, Batched::no);
+}
+
 BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
   BNNSNDArrayDescriptor descriptor = operand.descriptor;
   descriptor.data = data_;
@@ -304,6 +309,14 @@ BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
       faster = static_cast<size_t>(buffer_.strides[lead_ + axis] / operand.itemsize);
     descriptor.stride[k] = faster;
   }
+  return descriptor;
+}
+
+BNNSNDArrayDescriptor Array::describe_first_major(const Operand& operand) const {
+  BNNSNDArrayDescriptor descriptor = describe(operand);
+  const Py_ssize_t rank = operand.rank > 0 ? operand.rank : 1;
+  descriptor.layout = static_cast<BNNSDataLayout>(BNNSDataLayout1DFirstMajor + 0x10000u * (rank - 1));
+  for (Py_ssize_t k = 0; k < operand.rank; ++k) descriptor.size[k] = static_cast<size_t>(operand.shape[k]);
   return descriptor;
 }
 

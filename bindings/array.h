@@ -17,12 +17,15 @@ namespace obn::door {
 struct State {
   PyTypeObject* filter_type;
   PyTypeObject* parameter_type;
+  PyTypeObject* tensors_type;
+  PyTypeObject* generator_type;
   PyObject* conform;               // openbnns._spec.conform
   PyObject* allocate;              // openbnns._spec.allocate
   PyObject* empty;                 // numpy.empty
   PyObject* itemsize;              // the word, interned: a new string per look-up would fill the interpreter's cache
   PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
   PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
+  PyObject* optimizer_step_error;  // openbnns._errors.OptimizerStepError
 };
 
 State* state_of(PyObject* module);
@@ -55,7 +58,8 @@ struct Operand {
 inline constexpr int kMaxOperands = 8;
 inline constexpr int kMaxHeld = 12;
 
-enum class Family { activation, arithmetic, fused, normalization, pooling, weighted };  // weighted: those with weights
+// weighted: convolution and fully connected
+enum class Family { activation, arithmetic, fused, loss, normalization, pooling, weighted };
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -150,11 +154,16 @@ class Array {
   bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name,
                     Batched batched = Batched::yes);
 
+  // The same for a whole array, without a batch axis, with any strides.
+  bool take_or_make_whole(Call& call, PyObject* object, const Operand& operand, const char* name);
+
   void* data() const { return data_; }
   size_t batch_stride() const { return batch_stride_; }  // in values; 0 for a batch of one
   PyObject* result() const { return Py_NewRef(result_ ? result_ : Py_None); }
   // One sample with the strides of this array.
   BNNSNDArrayDescriptor describe(const Operand& operand) const;
+  // The same as a FirstMajor tensor, where size[k] is NumPy's axis k for every rank. Only for plain layouts.
+  BNNSNDArrayDescriptor describe_first_major(const Operand& operand) const;
   // Hands the buffer over to a filter that goes on reading it.
   void give_to(FilterObject* filter);
 
@@ -224,13 +233,21 @@ bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 // The families' methods, each list ended by an empty entry.
 extern PyMethodDef activation_methods[];
 extern PyMethodDef arithmetic_methods[];
+extern PyMethodDef clip_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
 extern PyMethodDef fused_methods[];
+extern PyMethodDef loss_methods[];
 extern PyMethodDef normalization_methods[];
+extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];
 extern PyMethodDef quantization_methods[];
+extern PyMethodDef random_methods[];
 extern PyMethodDef weighted_methods[];
+
+// The families' own types.
+extern PyType_Spec generator_spec;
+extern PyType_Spec tensors_spec;
 
 // METH_FASTCALL functions have a type of their own; the table wants this one.
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

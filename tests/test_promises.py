@@ -19,6 +19,7 @@ from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
 from cases import fused as fused_cases
+from cases import loss as loss_cases
 from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
 from cases import quantization as quantization_cases
@@ -40,7 +41,7 @@ TESTS = Path(__file__).parent
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 FAMILIES = (
     pooling_cases, activation_cases, convolution_cases, fully_connected_cases, normalization_cases,
-    arithmetic_cases, quantization_cases, fused_cases,
+    arithmetic_cases, quantization_cases, loss_cases, fused_cases,
 )  # fmt: skip
 SPLIT = [
     marked(case)
@@ -405,10 +406,10 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, arithmetic, convolution, fully_connected, fused, has_bfloat16
+from cases import activation, arithmetic, convolution, fully_connected, fused, has_bfloat16, loss
 from cases import normalization, pooling, quantization
 arrays = {"isa": np.array(openbnns.isa())}
-families = (pooling, activation, convolution, fully_connected, normalization, arithmetic)
+families = (pooling, activation, convolution, fully_connected, normalization, arithmetic, loss)
 for family in (*families, quantization, fused):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
@@ -431,6 +432,22 @@ def results_with(isa, folder):
     run_python(EVERYTHING, OPENBNNS_ISA=isa, RESULTS=str(file))
     with np.load(file) as arrays:
         return dict(arrays)
+
+
+RANDOM = """
+import hashlib, numpy as np, openbnns
+rng, digest = openbnns.RandomGenerator(7), hashlib.sha256()
+for _ in range(2):
+    for array in (rng.uniform(-1, 3, 10_001), rng.normal(2, 3, 50_001),
+                  rng.integers(-5, 1000, 999), rng.integers(0, 2**50, 999, "int64"),
+                  rng.normal(0, 1, 333, "float16"), rng.categorical(np.ones(5, "f4"), 77)):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_random_numbers_have_the_same_bits_on_every_instruction_set():
+    assert len({run_python(RANDOM, OPENBNNS_ISA=isa) for isa in AVAILABLE}) == 1
 
 
 def test_instruction_sets_agree(tmp_path):
@@ -502,6 +519,29 @@ def test_failing_backward_calls_leave_gradients_alone(case):
         layer.apply_backward(x, None, dy, **targets)
     assert is_sentinel(dx)
     assert is_sentinel(dw)
+
+
+def test_failing_loss_calls_leave_everything_alone():
+    case = loss_cases.ODD
+    layer, x, labels, weights = case.layer(), case.input(), case.label_values(), case.weight_values()
+    dx, _ = case.empty_gradient()
+    y = np.full((), 7, np.float32)
+    wrong = np.zeros(case.shape[0], np.int64)
+    wrong[-1] = -1
+    for given in (labels[:-1], labels.astype(np.float16), wrong):
+        with pytest.raises(openbnns.BNNSError):
+            layer.apply(x, given, weights=weights, input_gradient=dx, out=y)
+        with pytest.raises(openbnns.BNNSError):
+            layer.apply_backward(x, given, weights=weights, input_gradient=dx)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x, labels, weights=weights[:-1], input_gradient=dx, out=y)
+    with pytest.raises(openbnns.LayerApplyError, match="out.*: expected memory apart"):
+        layer.apply(x, labels, input_gradient=dx, out=dx[:1, :1].reshape(()))
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(x, labels, input_gradient=dx, out=y)
+    assert is_sentinel(dx)
+    assert y == 7
 
 
 def test_failing_normalizations_leave_everything_alone():
@@ -638,13 +678,15 @@ print(openbnns.ActivationLayer("relu", input=(2,)).apply(np.float32([[-1, 1]])).
 ones = np.ones((1, 1, 4, 4), np.float32)
 print(openbnns.ConvolutionLayer(ones, input=(1, 4, 4)).apply(x).tolist())
 print(openbnns.FullyConnectedLayer(ones[0, 0]).apply(x[0, 0]).tolist()[0])
+print(openbnns.LossLayer("mse", input=(4,), reduction="sum").apply(x[0, 0], ones[0, 0]).tolist())
 layer = openbnns.NormalizationLayer("layer", input=(2,), epsilon=0)
 print(layer.apply(np.float32([[1, 3]]), training=True).tolist())
 print(openbnns.UnaryArithmeticLayer("square", input=(2,)).apply(np.float32([[2, 3]])).tolist())
 print(openbnns.quantize(np.float32([1.5, 2.5])).tolist())
 """
     expected = ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
-    expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]", "[[-1.0, 1.0]]", "[[4.0, 9.0]]", "[2, 2]"]
+    expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]", "1016.0"]
+    expected += ["[[-1.0, 1.0]]", "[[4.0, 9.0]]", "[2, 2]"]
     assert run_python(code).splitlines() == expected
 
 

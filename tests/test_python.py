@@ -31,9 +31,9 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".arithmetic", ".convolution", ".fully_connected", ".fused",
-    ".normalization", ".pooling", ".quantization", "._activations", "._config", "._paths",
-    "._spec",
+    "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".fused",
+    ".loss", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
+    "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 

@@ -10,6 +10,8 @@
     normalization(case, x, dy, compiled) -> contenders: y, dx, gradients of gamma and beta
     fused(case, inputs, w, dy, compiled) -> contenders: y, gradients of the inputs, of w (None for
         arithmetic: then there is none), gamma and beta
+    optimizer(case) -> contenders, forward being a step
+    random(kind, count) -> name -> (what fills, what gives the numbers)
 
 where case is one of tests/cases, and x, w and dy are NumPy arrays. A module raises ImportError when
 its library is not installed. `compiled` asks for slow-to-build variants too.

@@ -128,14 +128,14 @@ def gemm(case, x, w, compiled):
 def normalization(case, x, dy, compiled):
     """Running statistics are updated too; ReLU works in place, as models have it."""
     tx, tdy, gamma, beta = map(torch.from_numpy, (x, dy, case.gamma_values(), case.beta_values()))
-    norm = _Norm(case)
+    norm, still = _Norm(case), _Norm(case, moving=False)
     if case.kind != "batch":
         found = _autograd("eager", norm, (tx, gamma, beta), tdy, compiled)
         return [*found, norm.raw("torch out=", tx, gamma, beta, tdy)]
     found = []
     for layout, memory_format in LAYOUTS.items():
         image, gradient = (array.contiguous(memory_format=memory_format) for array in (tx, tdy))
-        found += _autograd(layout, norm, (image, gamma, beta), gradient, compiled)
+        found += _autograd(layout, norm, (image, gamma, beta), gradient, compiled, still)
         found.append(norm.raw(f"torch {layout} out=", image, gamma, beta, gradient))
     return found
 
@@ -177,37 +177,39 @@ def arithmetic(case, a, b, dy, compiled):
 
 def fused(case, inputs, w, dy, compiled):
     """Autograd in both layouts, and the operations behind it without autograd."""
-    norm, first = _Norm(case.norm), case.first
+    norm, still, first = _Norm(case.norm), _Norm(case.norm, moving=False), case.first
     tensors = [torch.from_numpy(array) for array in inputs]
     gamma, beta = map(torch.from_numpy, (case.norm.gamma_values(), case.norm.beta_values()))
     tdy = torch.from_numpy(dy)
     if case.word == "fully_connected":
         given = (*tensors, torch.from_numpy(w), gamma, beta)
 
-        def linear_norm(x, w, gamma, beta):
-            return norm(F.linear(x, w), gamma, beta)
+        def linear_with(norm):
+            return lambda x, w, gamma, beta: norm(F.linear(x, w), gamma, beta)
 
-        return _autograd("eager", linear_norm, given, tdy, compiled)
+        functions = linear_with(norm), linear_with(still)
+        return _autograd("eager", functions[0], given, tdy, compiled, functions[1])
     found = []
     for layout, memory_format in LAYOUTS.items():
         images = [array.contiguous(memory_format=memory_format) for array in (*tensors, tdy)]
         *images, gradient = images
         if case.word == "arithmetic":
 
-            def add_norm(a, b, gamma, beta):
-                return norm(a + b, gamma, beta)
+            def add_with(norm):
+                return lambda a, b, gamma, beta: norm(a + b, gamma, beta)
 
-            given = (*images, gamma, beta)
-            found += _autograd(layout, add_norm, given, gradient, compiled)
+            given, functions = (*images, gamma, beta), (add_with(norm), add_with(still))
+            found += _autograd(layout, functions[0], given, gradient, compiled, functions[1])
             continue
         weights = torch.from_numpy(w).contiguous(memory_format=memory_format)
         window = (first.stride, padding_pair(first), first.dilation, first.groups)
 
-        def convolution_norm(x, w, gamma, beta, window=window):
-            return norm(F.conv2d(x, w, None, *window), gamma, beta)
+        def convolution_with(norm, window=window):
+            return lambda x, w, gamma, beta: norm(F.conv2d(x, w, None, *window), gamma, beta)
 
         given = (*images, weights, gamma, beta)
-        found += _autograd(layout, convolution_norm, given, gradient, compiled)
+        functions = convolution_with(norm), convolution_with(still)
+        found += _autograd(layout, functions[0], given, gradient, compiled, functions[1])
         found.append(_raw_fused(f"torch {layout} raw", first, norm, *given, gradient))
     return found
 
@@ -234,11 +236,12 @@ def _raw_fused(name, first, norm, x, w, gamma, beta, dy):
 
 class _Norm:
     """A normalization of tests/cases with ReLU or nothing behind it, as one calls it and as the
-    operations below autograd."""
+    operations below autograd. moving: with running statistics."""
 
-    def __init__(self, case):
+    def __init__(self, case, moving=True):
         self.case, self.relu = case, case.activation == "rectified_linear"
-        self.mean, self.variance = (torch.zeros(case.channels), torch.ones(case.channels))
+        self.mean = torch.zeros(case.channels) if moving else None
+        self.variance = torch.ones(case.channels) if moving else None
 
     def __call__(self, x, gamma, beta):
         case = self.case
@@ -301,15 +304,17 @@ class _Norm:
         return Contender(name, forward, backward, lambda: _plain(forward()[0], *backward()))
 
 
-def _autograd(variant, function, inputs, dy, compiled):
+def _autograd(variant, function, inputs, dy, compiled, without_state=None):
     """Eager training steps, and with `compiled` the same through torch.compile.
 
-    retain_graph keeps what forward saved, so that backward can be timed alone.
+    retain_graph keeps what forward saved, so that backward can be timed alone. Compiled code then
+    refuses running statistics that moved in between; without_state does not have them.
     """
     inputs = [array.detach().requires_grad_() for array in inputs]
     functions = {variant: function}
     if compiled:
-        functions[f"{variant} compiled"] = torch.compile(function, dynamic=False, fullgraph=True)
+        stateless = without_state or function
+        functions[f"{variant} compiled"] = torch.compile(stateless, dynamic=False, fullgraph=True)
     return [_autograd_contender(f"torch {name}", f, inputs, dy) for name, f in functions.items()]
 
 
@@ -414,3 +419,43 @@ _ACTIVATIONS = {
         lambda x, y, dy, dx: aten._softmax_backward_data.out(dy, y, -1, dy.dtype, grad_input=dx),
     ),
 }
+
+
+def optimizer(case):
+    """A loop over the tensors, a few operations over all of them, and one fused kernel."""
+    return [_optimizer(case, form) for form in ("plain", "foreach", "fused")]
+
+
+def _optimizer(case, form):
+    forms = {"plain": {"foreach": False}}.get(form, {form: True})
+
+    def start():
+        parameters = [torch.nn.Parameter(torch.from_numpy(w)) for w in case.parameters()]
+        for parameter, gradient in zip(parameters, case.gradients(), strict=True):
+            parameter.grad = torch.from_numpy(gradient)
+        if case.kind == "adam":
+            return parameters, torch.optim.Adam(parameters, eps=case.options["epsilon"], **forms)
+        options = case.options
+        assert options["variant"] == 1, "the variant that torch knows"
+        return parameters, torch.optim.SGD(
+            parameters, options["learning_rate"], options["momentum"], **forms
+        )
+
+    def result():
+        parameters, judge = start()
+        judge.step()
+        return torch.cat([p.detach() for p in parameters]).numpy(), None
+
+    _, moving = start()
+    return Contender(f"torch {form}", moving.step, None, result)
+
+
+def random(kind, count):
+    y = torch.empty(count, dtype=torch.int32 if kind == "integers" else torch.float32)
+    rng = torch.Generator().manual_seed(1)
+    fills = {
+        "uniform": lambda: y.uniform_(0, 1, generator=rng),
+        "normal": lambda: y.normal_(0, 1, generator=rng),
+        "integers": lambda: y.random_(0, 1000, generator=rng),
+    }
+    return {"torch": (fills[kind], y.numpy)}

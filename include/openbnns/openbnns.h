@@ -82,6 +82,23 @@ OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
  * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
 OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
 
+/* BNNSLossFilterApplyBatch for labels that are class numbers, 0 to classes - 1, instead of rows with a 1
+ * at the class: softmax and categorical cross entropy. class_type is an integer type of 8 to 64 bits;
+ * classes_stride counts values, 0 means 1. No such rows are made. Returns 0, or -1 on failure.
+ * May be NULL: weights, in_delta. */
+OBN_API int obn_loss_apply_classes(BNNSFilter filter, size_t batch_size, const void *in,
+                                   size_t in_stride, const void *classes, BNNSDataType class_type,
+                                   size_t classes_stride, const void *weights, size_t weights_size,
+                                   void *out, BNNSNDArrayDescriptor *in_delta,
+                                   size_t in_delta_stride);
+
+/* BNNSLossFilterApplyBackwardBatch for such labels. Returns 0, or -1 on failure. May be NULL: weights. */
+OBN_API int obn_loss_apply_backward_classes(
+    BNNSFilter filter, size_t batch_size, const void *in, size_t in_stride,
+    BNNSNDArrayDescriptor *in_delta, size_t in_delta_stride, const void *classes,
+    BNNSDataType class_type, size_t classes_stride, const void *weights, size_t weights_size,
+    const BNNSNDArrayDescriptor *out_delta, size_t out_delta_stride);
+
 OBN_C_END
 
 #endif

@@ -21,12 +21,14 @@ from ._config import config
 from ._errors import (
     ArrayError,
     BNNSError,
+    CheckpointError,
     CopyWarning,
     DTypeError,
     LayerApplyError,
     LayerCreationError,
+    OptimizerStepError,
 )
-from ._layer import BinaryLayer, Layer, UnaryLayer
+from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
@@ -34,10 +36,19 @@ from .activation import ActivationGradients, ActivationLayer, activation, conver
 from .arithmetic import (
     BinaryArithmeticLayer,
     BinaryGradients,
-    InputGradients,
     TernaryArithmeticLayer,
     TernaryGradients,
     UnaryArithmeticLayer,
+)
+from .clip import (
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    clip,
+    clip_by_global_norm,
+    clip_by_norm,
+    norm,
+    norm_backward,
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
@@ -57,9 +68,19 @@ from .fused import (
     FusedTernaryArithmeticParameters,
     FusedUnaryArithmeticParameters,
 )
+from .loss import Loss, LossLayer, YoloParameters
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
+from .optim import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    BoundOptimizer,
+    Optimizer,
+    RMSPropOptimizer,
+    SGDMomentumOptimizer,
+)
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
+from .random import RandomGenerator
 
 __version__ = _core.version()
 
@@ -67,12 +88,19 @@ __all__ = [
     "Activation",
     "ActivationGradients",
     "ActivationLayer",
+    "AdamOptimizer",
+    "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
     "BinaryLayer",
+    "BoundOptimizer",
+    "CheckpointError",
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
     "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
@@ -95,12 +123,19 @@ __all__ = [
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "Loss",
+    "LossLayer",
     "Normalization",
     "NormalizationGradients",
     "NormalizationLayer",
+    "Optimizer",
+    "OptimizerStepError",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "RMSPropOptimizer",
+    "RandomGenerator",
+    "SGDMomentumOptimizer",
     "SparseWeights",
     "TernaryArithmeticLayer",
     "TernaryGradients",
@@ -108,7 +143,11 @@ __all__ = [
     "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
+    "YoloParameters",
     "activation",
+    "clip",
+    "clip_by_global_norm",
+    "clip_by_norm",
     "config",
     "convert",
     "dequantize",
@@ -120,6 +159,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "norm",
+    "norm_backward",
     "quantize",
     "set_matmul_precision",
     "set_num_threads",

@@ -21,6 +21,12 @@ class Filter:
 class Parameter:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
+class Generator: ...
+
+@final
+class Tensors: ...
+
 def activation_create(
     name: str,
     input: Operand,
@@ -64,6 +70,54 @@ def arithmetic_backward(
     /,
     *inputs_and_gradients: Any,
 ) -> tuple[Any, ...]: ...
+def clip_value(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    low: float,
+    high: float,
+    /,
+) -> Any: ...
+def clip_norm(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    threshold: float,
+    axis_flags: int,
+    /,
+) -> Any: ...
+def clip_global_norm(
+    name: str,
+    arrays: list[tuple[Operand, Operand, Array, Array | None]],
+    threshold: float,
+    global_norm: float,
+    /,
+) -> list[Any]: ...
+def clip_compute_norm(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    axis_flags: int,
+    /,
+) -> Any: ...
+def clip_norm_backward(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    y: Array,
+    grad_output: Array,
+    input_gradient: Array | None,
+    axis_flags: int,
+    accumulate: bool,
+    /,
+) -> Any: ...
 def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
@@ -143,6 +197,92 @@ def weighted_backward(
     /,
 ) -> tuple[Any, Any, Any]: ...
 def weighted_work_bytes(filter: Filter, batch: int, /) -> int: ...
+def optimizer_hold(
+    name: str, argument: str, operands: list[Operand], arrays: list[Array], /
+) -> Tensors: ...
+def optimizer_step(
+    name: str,
+    function: int,
+    fields: bytes,
+    parameters: Tensors,
+    gradients: list[Array],
+    accumulators: Tensors | None,
+    threads: int,
+    /,
+) -> None: ...
+def random_create(seed: int | None, threads: int, /) -> Generator: ...
+def random_get_state(generator: Generator, /) -> bytes: ...
+def random_set_state(generator: Generator, state: bytes, /) -> None: ...
+def random_uniform(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    low: float,
+    high: float,
+    /,
+) -> Any: ...
+def random_normal(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    mean: float,
+    std: float,
+    /,
+) -> Any: ...
+def random_integers(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    low: int,
+    high: int,
+    /,
+) -> Any: ...
+def random_categorical(
+    generator: Generator,
+    name: str,
+    weights: Operand,
+    draws: Operand,
+    probabilities: Array,
+    out: Array | None,
+    log: bool,
+    /,
+) -> Any: ...
+def loss_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    function: int,
+    reduction: int,
+    parameter: float,
+    yolo: tuple[Any, ...] | None,
+    threads: int,
+    /,
+) -> Filter: ...
+def loss_apply(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    out: Array | None,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
+def loss_backward(
+    filter: Filter,
+    x: Array,
+    labels: Array,
+    class_type: int,
+    weights: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    accumulate: bool,
+    /,
+) -> Any: ...
 def pooling_create(
     name: str,
     input: Operand,

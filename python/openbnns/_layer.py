@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
 from ._errors import ArrayError
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 T = TypeVar("T")
+
+
+class InputGradients(NamedTuple):
+    """The gradient of a layer with one input; None where it was left out."""
+
+    input: Any
 
 
 class Layer:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from . import _core
 from ._activations import Activation, ActivationLike
 from ._errors import LayerCreationError
-from ._layer import BinaryLayer, Layer, accumulate_bits
+from ._layer import BinaryLayer, InputGradients, Layer, accumulate_bits
 from ._spec import Array, ArraySpec, GradientTarget, SpecLike, count, spec_of
 
 T = TypeVar("T")
@@ -38,12 +38,6 @@ FUNCTIONS: dict[int, dict[str, int]] = {
     },
     3: {"multiply_add": 28, "select": 31},
 }  # fmt: skip
-
-
-class InputGradients(NamedTuple):
-    """The gradient of a layer with one input; None where it was left out."""
-
-    input: Any
 
 
 class BinaryGradients(NamedTuple):

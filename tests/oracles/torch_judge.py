@@ -102,6 +102,28 @@ def _connected(x, w, bias, case):
     return F.linear(x, w, bias)
 
 
+def loss(case, x, labels):
+    """y and dx of a loss without weights; `case` has its function, parameter and reduction."""
+    x = _leaf(x.astype("float64"))
+    rows = x.reshape(x.shape[0], -1)
+    truth = torch.tensor(labels.astype("float64" if case.labels == "dense" else "int64"))
+    if case.labels == "dense":
+        truth = truth.reshape(rows.shape)
+    smooth, reduction = case.parameter, {"reduction": case.reduction}
+    if case.function == "softmax_cross_entropy":
+        y = F.cross_entropy(rows, truth, label_smoothing=smooth, **reduction)
+    elif case.function == "sigmoid_cross_entropy":
+        truth = truth * (1 - smooth) + smooth / 2
+        y = F.binary_cross_entropy_with_logits(rows, truth, **reduction)
+    elif case.function == "huber":
+        y = F.huber_loss(rows, truth, delta=smooth or 1.0, **reduction)
+    else:
+        measure = F.mse_loss if case.function == "mean_square_error" else F.l1_loss
+        y = measure(rows, truth, **reduction)
+    y.backward()
+    return y.detach().numpy(), x.grad.numpy()
+
+
 def normalization(x, gamma, beta, dy, case, moving=(None, None)):
     """y, dx, dgamma, dbeta of one training call, and the running mean and variance after it."""
     x = _leaf(x)

@@ -179,6 +179,95 @@ static int count_fully_connected(size_t batch, size_t in, size_t out) {
     return failures;
 }
 
+static BNNSNDArrayDescriptor vector(size_t count, float *data) {
+    BNNSNDArrayDescriptor d = {0};
+    d.layout = BNNSDataLayoutVector;
+    d.size[0] = count;
+    d.data = data;
+    d.data_type = BNNSDataTypeFloat32;
+    return d;
+}
+
+/* Adam on two tensors, clipped by their joint norm; then the clip functions and the norm. */
+static int optimizer_step(void) {
+    BNNSNDArrayDescriptor d[] = {vector(IN, x),          vector(7, y),      vector(IN, z),
+                                 vector(7, dy),          vector(IN, dx),    vector(7, y + 8),
+                                 vector(IN, dx + IN),    vector(7, y + 16), vector(IN, dx + 2 * IN)};
+    BNNSNDArrayDescriptor *parameters[] = {&d[0], &d[1]}, *moments[] = {&d[4], &d[5], &d[6], &d[7]};
+    const BNNSNDArrayDescriptor *gradients[] = {&d[2], &d[3]};
+    BNNSOptimizerAdamWithClippingFields adam = {0};
+    adam.learning_rate = adam.beta1 = adam.beta2 = 0.5f;
+    adam.time_step = adam.gradient_scale = adam.clip_gradients_max_norm = 1.0f;
+    adam.epsilon = 1e-6f;
+    adam.clipping_func = BNNSOptimizerClippingByGlobalNorm;
+    float norm;
+    BNNSNDArrayDescriptor single = vector(1, &norm);
+    return BNNSOptimizerStep(BNNSOptimizerFunctionAdamWithClipping, &adam, 2, parameters, gradients,
+                             moments, NULL) ||
+           BNNSClipByValue(&d[8], &d[2], -1, 1) || BNNSClipByNorm(&d[8], &d[2], 1, 0) ||
+           BNNSClipByGlobalNorm(&moments[0], gradients, 2, 1, 0) ||
+           BNNSComputeNorm(&single, &d[2], BNNSL2Norm, 0);
+}
+
+static int random_step(BNNSRandomGenerator generator) {
+    BNNSNDArrayDescriptor many = vector(IN, z), weights = vector(7, dy), draws = vector(1000, dx);
+    return BNNSRandomFillUniformFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillNormalFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillCategoricalFloat(generator, &draws, &weights, false);
+}
+
+static int count_optimizer(void) {
+    if (optimizer_step()) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += optimizer_step();
+    atomic_store(&counting, 0);
+    printf("optimizer: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int count_random(void) {
+    BNNSRandomGenerator generator =
+        BNNSCreateRandomGeneratorWithSeed(BNNSRandomGeneratorMethodAES_CTR, 1, NULL);
+    if (!generator || random_step(generator)) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += random_step(generator);
+    atomic_store(&counting, 0);
+    BNNSDestroyRandomGenerator(generator);
+    printf("random: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int loss_step(BNNSFilter filter, size_t batch, size_t n) {
+    float loss, one = 1;
+    size_t single = 1;
+    BNNSNDArrayDescriptor in_delta = array(BNNSDataLayoutVector, &n, 1, dx);
+    BNNSNDArrayDescriptor out_delta = array(BNNSDataLayoutVector, &single, 1, &one);
+    if (BNNSLossFilterApplyBatch(filter, batch, x, n, z, n, w, batch, &loss, &in_delta, n)) return 1;
+    return BNNSLossFilterApplyBackwardBatch(filter, batch, x, n, &in_delta, n, z, n, w, batch,
+                                            &out_delta, 0);
+}
+
+static int count_loss(uint32_t function, size_t batch, size_t n) {
+    size_t single = 1;
+    BNNSLayerParametersLossHuber parameters = {0};
+    parameters.function = function;
+    parameters.reduction = BNNSLossReductionWeightedMean;
+    parameters.i_desc = array(BNNSDataLayoutVector, &n, 1, NULL);
+    parameters.o_desc = array(BNNSDataLayoutVector, &single, 1, NULL);
+    parameters.huber_delta = 0.5f;
+    BNNSFilter filter = BNNSFilterCreateLayerLoss(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = loss_step(filter, batch, n) + loss_step(filter, batch, n);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += loss_step(filter, batch, n);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("loss %u %zux%zu: %d\n", (unsigned)function, batch, n, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 /* kind, side of the images (0: vectors), and the two numbers that some kinds have */
 typedef struct {
     const char *name;
@@ -455,6 +544,12 @@ int main(void) {
     failures += count_fully_connected(4, 1000, 70);
     failures += count_fully_connected(64, 256, 256);
     failures += count_fully_connected(200, 1024, 100);
+    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 128, 1000);
+    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 8, 30000);
+    failures += count_loss(BNNSLossFunctionHuber, 100, 1000);
+    failures += count_loss(BNNSLossFunctionCosineDistance, 100, 1000);
+    failures += count_optimizer();
+    failures += count_random();
 
     static const Normalization normalizations[] = {
         {"batch", BNNSBatchNorm, SIDE, 0, 0, 0},       {"batch of vectors", BNNSBatchNorm, 0, 0, 0, 0},

@@ -1,0 +1,115 @@
+// The loss layer. Its members are defined in loss.cpp (creation, checks) and loss_run.cpp (the calls themselves).
+// Letters as in loss.h.
+#pragma once
+
+#include <cstddef>
+
+#include "activation/activation_walk.h"
+#include "base/filter.h"
+#include "base/view.h"
+#include "loss/loss_places.h"
+
+namespace obn::loss {
+
+// The arguments of a call. Labels are rows like x, or class numbers.
+struct Arguments {
+  size_t batch = 0;
+  const void* x = nullptr;
+  size_t x_stride = 0;
+  const void* labels = nullptr;
+  size_t labels_stride = 0;
+  bool are_classes = false;
+  BNNSDataType class_type = BNNSDataTypeInt32;
+  const void* weights = nullptr;
+  size_t weights_size = 0;
+  void* y = nullptr;  // forward
+  bool is_backward = false;
+  const BNNSNDArrayDescriptor* dy = nullptr;
+  size_t dy_stride = 0;
+  BNNSNDArrayDescriptor* dx = nullptr;
+  size_t dx_stride = 0;
+};
+
+// The weights of a sample.
+struct RowWeights {
+  const float* w;
+  size_t step;  // to the next sample
+  bool moves;   // one per value
+  const float* at(size_t i) const { return moves ? w + i : w; }
+};
+
+// A call, checked.
+struct Job {
+  enum class Weighting { none, one, per_sample, per_value };
+
+  size_t batch = 0;
+  Walk x{}, l{}, y{}, dy{}, dx{};  // x always; the others where the call has them
+  bool are_classes = false;
+  activation::ref::Values classes{};
+  size_t class_step = 0;
+  Weighting weighting = Weighting::none;
+  const float* w = nullptr;
+  bool wants_y = false, wants_dx = false, accumulates = false, streams = false;
+  bool has_dy = false;  // one per loss
+  float factor = 1.0f;  // of the gradient: 1 / denominator, times the one dy of a reduced loss
+  View dx_view, dy_view;
+  size_t x_step = 0, l_step = 0, dx_step = 0, dy_step = 0;
+  bool is_reduced = false;
+
+  bool keeps_losses() const { return wants_y && !is_reduced; }
+  RowWeights weights_of(size_t sample, size_t n) const {
+    static constexpr float kOne = 1.0f;
+    switch (weighting) {
+      case Weighting::none: return {&kOne, 0, false};
+      case Weighting::one: return {w, 0, false};
+      case Weighting::per_sample: return {w + sample, 1, false};
+      case Weighting::per_value: return {w + sample * n, n, true};
+    }
+    return {&kOne, 0, false};
+  }
+  size_t class_of(size_t sample) const {
+    return static_cast<size_t>(activation::ref::get_stored(classes, sample * class_step));
+  }
+};
+
+class Loss final : public Filter {
+ public:
+  explicit Loss(const Options& options);
+  ~Loss() override { options().release(anchors_); }
+
+  int prepare(const void* layer_params);
+  int call(const Arguments& arguments);
+  size_t work_bytes(size_t batch) const override;
+
+ private:
+  int prepare_function(const void* layer_params);
+  int prepare_yolo(const BNNSLayerParametersLossYolo& parameters);
+  int check(const Arguments& arguments, Job* job) const;
+  int check_labels(const Arguments& arguments, Job* job) const;
+  int check_weights(const Arguments& arguments, Job* job) const;
+  int check_results(const Arguments& arguments, Job* job) const;
+  int check_places(const Job& job) const;
+
+  bool is_reduced() const { return reduction_ != BNNSLossReductionNone; }
+  bool is_per_value() const { return kernels_.values[function_] != nullptr; }
+  size_t piece_units(size_t batch) const;  // how many values, samples or cells make a piece
+  size_t units(size_t batch) const;
+
+  double denominator(const Job& job, double* partial) const;
+  double run_values(const Job& job, double* partial) const;
+  double run_rows(const Job& job, double* partial) const;
+  double run_yolo(const Job& job, double* partial) const;
+  double short_rows(const Job& job, size_t first, size_t count, const Rooms& rooms, Sink* y, Gradient* dx) const;
+  double softmax_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const;
+  double cosine_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const;
+
+  const Kernels& kernels_;
+  Function function_ = BNNSLossFunctionSoftmaxCrossEntropy;
+  Reduction reduction_ = BNNSLossReductionNone;
+  View x_, y_;
+  Shape shape_;
+  Yolo yolo_;
+  float* anchors_ = nullptr;  // (anchors, 2), YOLO
+};
+
+}  // namespace obn::loss

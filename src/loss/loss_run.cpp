@@ -1,0 +1,334 @@
+// A checked call of the loss layer, cut into pieces. Letters as in loss.h.
+#include <algorithm>
+#include <cmath>
+
+#include "base/pool.h"
+#include "loss/loss_filter.h"
+
+namespace obn::loss {
+namespace {
+
+using activation::by_pieces;
+
+constexpr size_t kPiece = 16384;            // values of a piece of parallel work, about,
+constexpr size_t kLongPiece = 16 * kPiece;  // up to this where there are
+constexpr size_t kManyPieces = 64;          // more than so many
+constexpr size_t kShortRows = 256;          // short rows that one call of the kernel does at most
+
+}  // namespace
+
+// A unit is what a piece has whole numbers of: values, samples, or cells.
+size_t Loss::units(size_t batch) const {
+  if (function_ == BNNSLossFunctionYolo) return batch * yolo_.rows * yolo_.columns;
+  return is_per_value() ? batch * x_.count : batch;
+}
+
+size_t Loss::piece_units(size_t batch) const {
+  const size_t values = batch * x_.count, piece = std::clamp(values / kManyPieces / kPiece * kPiece, kPiece, kLongPiece);
+  if (is_per_value()) return piece;
+  const size_t unit = function_ == BNNSLossFunctionYolo ? yolo_.anchors * yolo_.box : x_.count;
+  return std::max<size_t>(1, piece / unit);
+}
+
+size_t Loss::work_bytes(size_t batch) const {
+  const size_t piece = piece_units(batch), count = units(batch);
+  return (count / piece + (count % piece != 0)) * sizeof(double);  // one partial sum per piece
+}
+
+int Loss::call(const Arguments& arguments) {
+  if (arguments.batch == 0) return 0;
+  Job job;
+  if (check(arguments, &job) != 0) return -1;
+  double* partial = reinterpret_cast<double*>(workspace(work_bytes(arguments.batch)));
+  if (!partial || !scratch()) return -1;
+
+  const double divisor = denominator(job, partial);
+  const double factor = divisor == 0.0 ? 0.0 : 1.0 / divisor;
+  job.factor = kDivideGradient ? static_cast<float>(factor) : 1.0f;
+  if (job.has_dy && is_reduced()) {
+    float dy;
+    Cursor at(job.dy, 0);
+    activation::read_row(activation::targets.best(), at, 1, &dy);
+    job.factor = static_cast<float>((kDivideGradient ? factor : 1.0) * dy);
+    job.has_dy = false;
+  }
+  double sum;
+  if (function_ == BNNSLossFunctionYolo) {
+    sum = run_yolo(job, partial);
+  } else {
+    sum = is_per_value() ? run_values(job, partial) : run_rows(job, partial);
+  }
+  if (job.wants_y && is_reduced()) {
+    float y = divisor == 0.0 ? 0.0f : static_cast<float>(sum / divisor);
+    Cursor at(job.y, 0);
+    activation::write_row(activation::targets.best(), at, 1, &y);
+  }
+  return 0;
+}
+
+namespace {
+
+double sum_of(const double* partial, size_t units, size_t piece) {
+  double sum = 0.0;
+  for (size_t i = 0; i * piece < units; ++i) sum += partial[i];
+  return sum;
+}
+
+}  // namespace
+
+// What the sum of the losses is divided by (spec loss.md 2); 0 stands for a result of 0.
+double Loss::denominator(const Job& job, double* partial) const {
+  const double n = static_cast<double>(x_.count), batch = static_cast<double>(job.batch);
+  const double losses = is_per_value() ? n * batch : batch;
+  if (reduction_ == BNNSLossReductionMean) return losses;
+  if (reduction_ != BNNSLossReductionWeightedMean && reduction_ != BNNSLossReductionNonZeroWeightMean) return 1.0;
+  const bool counts = reduction_ == BNNSLossReductionNonZeroWeightMean;
+  if (job.weighting == Job::Weighting::none) return losses;
+  if (job.weighting == Job::Weighting::one) return counts ? (*job.w != 0.0f) * losses : *job.w * losses;
+  // Σ or count of w (m), by blocks.
+  const auto total = [&](const float* w, size_t m) {
+    double sum = 0.0;
+    by_blocks(0, m, kBlock, [&](size_t i, size_t some) {
+      sum += counts ? static_cast<double>(kernels_.count_nonzero(w + i, some)) : kernels_.sum(w + i, some);
+    });
+    return sum;
+  };
+  if (job.weighting == Job::Weighting::per_sample) return total(job.w, job.batch) * (is_per_value() ? n : 1.0);
+  const size_t all = units(job.batch), piece = piece_units(job.batch);
+  by_pieces(all, piece, options().threads, [&](size_t first, size_t count) {
+    if (is_per_value()) {
+      partial[first / piece] = total(job.w + first, count);
+      return;
+    }
+    double sum = 0.0;  // the weight of a sample is the mean of its weights
+    for (size_t b = first; b < first + count; ++b) {
+      double weight = 0.0;
+      by_blocks(b * x_.count, x_.count, kBlock,
+                [&](size_t i, size_t some) { weight += kernels_.sum(job.w + i, some); });
+      sum += counts ? weight != 0.0 : weight / n;
+    }
+    partial[first / piece] = sum;
+  });
+  return sum_of(partial, all, piece);
+}
+
+namespace {
+
+// The weights of m values from linear index i on, where each sample of n values has one.
+void spread(const float* w, size_t n, size_t i, size_t m, float* row) {
+  for (size_t done = 0; done < m;) {
+    const size_t sample = (i + done) / n, some = std::min(m - done, (sample + 1) * n - (i + done));
+    std::fill_n(row + done, some, w[sample]);
+    done += some;
+  }
+}
+
+}  // namespace
+
+// Every value for itself.
+double Loss::run_values(const Job& job, double* partial) const {
+  const size_t n = x_.count, total = units(job.batch), piece = piece_units(job.batch);
+  const float one = 1.0f;
+  const ValueLoss loss = kernels_.values[function_];
+  const bool keeps = job.keeps_losses();
+  by_pieces(total, piece, options().threads, [&](size_t first, size_t count) {
+    const Rooms rooms(reinterpret_cast<float*>(scratch()));
+    Source x(job.x, first, rooms.x), l(job.l, first, rooms.l), dy(job.has_dy ? job.dy : job.x, first, rooms.y);
+    Sink y(keeps ? job.y : job.x, first, false, rooms.y);
+    Gradient dx(kernels_, job.wants_dx ? job.dx : job.x, first, job.accumulates, job.streams, rooms.dx);
+    double sum = 0.0;
+    by_blocks(first, count, kBlock, [&](size_t i, size_t m) {
+      ValueRun run{x.next(m), l.next(m), &one, false, m, shape_, job.factor, job.wants_y, nullptr, nullptr};
+      if (job.weighting == Job::Weighting::one) run.w = job.w;
+      if (job.weighting == Job::Weighting::per_value) {
+        run.w = job.w + i;
+        run.w_moves = true;
+      }
+      if (job.weighting == Job::Weighting::per_sample) {
+        run.w = job.w + i / n;
+        if (i / n != (i + m - 1) / n) {  // several samples
+          spread(job.w, n, i, m, rooms.w);
+          run.w = rooms.w;
+          run.w_moves = true;
+        }
+      }
+      if (job.has_dy) {  // acts like a weight
+        const float* gradient = dy.next(m);
+        for (size_t k = 0; k < m; ++k) rooms.w[k] = run.w[run.w_moves ? k : 0] * gradient[k];
+        run.w = rooms.w;
+        run.w_moves = true;
+      }
+      if (keeps) run.y = y.place();
+      if (job.wants_dx) run.dx = dx.place();
+      sum += loss(run);
+      if (keeps) y.done(m);
+      if (job.wants_dx) dx.done(m);
+    });
+    if (job.wants_dx) dx.finish();
+    partial[first / piece] = sum;
+  });
+  return sum_of(partial, total, piece);
+}
+
+// Every sample for itself.
+double Loss::run_rows(const Job& job, double* partial) const {
+  const size_t piece = piece_units(job.batch);
+  const bool is_softmax = function_ != BNNSLossFunctionCosineDistance, is_short = x_.count <= kShortRow;
+  by_pieces(job.batch, piece, options().threads, [&](size_t first, size_t count) {
+    const Rooms rooms(reinterpret_cast<float*>(scratch()));
+    if (job.are_classes) std::fill_n(rooms.l, kRowBlock, 0.0f);
+    Sink y(job.keeps_losses() ? job.y : job.x, first, false, rooms.y);
+    Gradient dx(kernels_, job.wants_dx ? job.dx : job.x, first * x_.count, job.accumulates, job.streams, rooms.dx);
+    double sum = 0.0;
+    if (is_softmax && is_short) {
+      sum = short_rows(job, first, count, rooms, &y, &dx);
+    } else {
+      for (size_t b = first; b < first + count; ++b) {
+        const double loss = is_softmax ? softmax_row(job, b, rooms, &dx) : cosine_row(job, b, rooms, &dx);
+        sum += loss;
+        if (!job.keeps_losses()) continue;
+        *y.place() = static_cast<float>(loss);
+        y.done(1);
+      }
+    }
+    if (job.wants_dx) dx.finish();
+    partial[first / piece] = sum;
+  });
+  return sum_of(partial, job.batch, piece);
+}
+
+// Rows of up to kShortRow values, several per call of the kernel.
+double Loss::short_rows(const Job& job, size_t first, size_t count, const Rooms& rooms, Sink* y, Gradient* dx) const {
+  const size_t n = x_.count, some = std::min(kBlock / n, kShortRows);
+  const bool is_categorical = function_ == BNNSLossFunctionCategoricalCrossEntropy;
+  Source x(job.x, first * n, rooms.x), l(job.are_classes ? job.x : job.l, first * n, rooms.l);
+  Source dy(job.has_dy ? job.dy : job.x, first, rooms.w);
+  float losses[kShortRows];
+  size_t classes[kShortRows];
+  double sum = 0.0;
+  by_blocks(first, count, some, [&](size_t b, size_t rows) {
+    const RowWeights weights = job.weights_of(b, n);
+    RowsRun run{x.next(rows * n), nullptr, n, nullptr, weights.w, weights.step, weights.moves, n, rows, shape_,
+                is_categorical, job.factor, job.has_dy ? dy.next(rows) : nullptr, losses,
+                job.wants_dx ? dx->place() : nullptr};
+    if (job.are_classes) {
+      for (size_t k = 0; k < rows; ++k) classes[k] = job.class_of(b + k);
+      run.classes = classes;
+      run.l_step = 0;
+      if (shape_.label_shift != 0.0f) run.l = rooms.l;
+    } else {
+      run.l = l.next(rows * n);
+    }
+    kernels_.softmax_rows(run);
+    if (job.wants_dx) dx->done(rows * n);
+    for (size_t k = 0; k < rows; ++k) sum += losses[k];
+    if (!job.keeps_losses()) return;
+    for (size_t done = 0; done < rows; ++done) {
+      *y->place() = losses[done];
+      y->done(1);
+    }
+  });
+  return sum;
+}
+
+double Loss::softmax_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const {
+  const size_t n = x_.count, first = sample * n;
+  const bool is_categorical = function_ == BNNSLossFunctionCategoricalCrossEntropy;
+  const bool keeps = job.wants_dx && n <= kKept;
+  const RowWeights weights = job.weights_of(sample, n);
+  const size_t label = job.are_classes ? job.class_of(sample) : n;
+  const float label_weight = job.are_classes ? shape_.label_scale * *weights.at(label) : 0.0f;
+  const float* zeros = shape_.label_shift != 0.0f ? rooms.l : nullptr;  // under the label that is a class
+  const auto is_here = [&](size_t i, size_t count) { return label >= i && label < i + count; };
+
+  // ℓ = Σ w·l·(log S + m - x) with m = max x, S = Σ e^(x - m), from blocks that have an m of their own.
+  double m = 0.0, total = 0.0, all = 0.0, distance = 0.0;
+  size_t nonzero = job.are_classes;
+  float largest[kKept / kRowBlock];
+  {
+    Source x(job.x, first, rooms.x), l(job.are_classes ? job.x : job.l, first, rooms.l);
+    by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
+      const float *values = x.next(count), *labels = job.are_classes ? zeros : l.next(count);
+      SoftmaxSums part = kernels_.softmax({values, labels, weights.at(i), weights.moves, count, shape_,
+                                           keeps ? rooms.e + i : nullptr});
+      if (is_here(i, count)) {
+        part.labels += label_weight;
+        part.distance += label_weight * (part.largest - values[label - i]);
+      }
+      if (is_categorical && !job.are_classes) nonzero += kernels_.count_nonzero(labels, count);
+      if (keeps) largest[i / kRowBlock] = part.largest;
+      const double higher = i == 0 ? part.largest : std::max(m, double{part.largest});
+      total = (i == 0 ? 0.0 : total * std::exp(m - higher)) + part.total * std::exp(part.largest - higher);
+      distance += (i == 0 ? 0.0 : all * (higher - m)) + part.distance + part.labels * (higher - part.largest);
+      all += part.labels;
+      m = higher;
+    });
+  }
+  const double share = is_categorical ? (nonzero ? 1.0 / static_cast<double>(nonzero) : 0.0) : 1.0;
+  const double loss = share * (all * std::log(total) + distance);
+  if (!job.wants_dx) return loss;
+
+  double factor = nonzero == 0 && is_categorical ? 0.0 : job.factor;
+  if (job.has_dy) factor *= *Source(job.dy, sample, rooms.y).next(1);
+  const double e_factor = factor * (is_categorical ? 1.0 : all) / total;
+  const float l_factor = static_cast<float>(factor * share);
+  Source x(job.x, first, rooms.x), l(job.are_classes ? job.x : job.l, first, rooms.l);
+  by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
+    const double own = keeps ? std::exp(largest[i / kRowBlock] - m) : 1.0;
+    const SlopeRun run{keeps ? rooms.e + i : x.next(count), job.are_classes ? zeros : l.next(count), weights.at(i),
+                       weights.moves, count, shape_, !keeps, static_cast<float>(m), static_cast<float>(e_factor * own),
+                       l_factor, dx->place()};
+    if (is_categorical) {
+      kernels_.categorical_slopes(run);
+      if (is_here(i, count)) run.dx[label - i] = label_weight * (run.dx[label - i] - l_factor);
+    } else {
+      kernels_.slopes(run);
+      if (is_here(i, count)) run.dx[label - i] -= label_weight * l_factor;
+    }
+    dx->done(count);
+  });
+  return loss;
+}
+
+// ℓ = 1 - Σ w·l·x, and on the unit sphere ∂ℓ/∂x = (1 - ℓ)·x - w·l.
+double Loss::cosine_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const {
+  const size_t n = x_.count, first = sample * n;
+  const RowWeights weights = job.weights_of(sample, n);
+  double product = 0.0;
+  {
+    Source x(job.x, first, rooms.x), l(job.l, first, rooms.l);
+    by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
+      product += kernels_.product(x.next(count), l.next(count), weights.at(i), weights.moves, count);
+    });
+  }
+  if (!job.wants_dx) return 1.0 - product;
+  double factor = job.factor;
+  if (job.has_dy) factor *= *Source(job.dy, sample, rooms.y).next(1);
+  Source x(job.x, first, rooms.x), l(job.l, first, rooms.l);
+  by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
+    kernels_.slopes({x.next(count), l.next(count), weights.at(i), weights.moves, count, shape_, false, 0.0f,
+                     static_cast<float>(factor * product), static_cast<float>(factor), dx->place()});
+    dx->done(count);
+  });
+  return 1.0 - product;
+}
+
+double Loss::run_yolo(const Job& job, double* partial) const {
+  const size_t cells = units(job.batch), piece = piece_units(job.batch), values = yolo_.anchors * yolo_.box;
+  by_pieces(cells, piece, options().threads, [&](size_t first, size_t count) {
+    double* iou = reinterpret_cast<double*>(scratch());  // (anchors), then the values of a cell, three times
+    float* room = reinterpret_cast<float*>(iou + yolo_.anchors);
+    Source x(job.x, first * values, room), l(job.l, first * values, room + values);
+    Sink dx(job.wants_dx ? job.dx : job.x, first * values, job.accumulates, room + 2 * values);
+    double sum = 0.0;
+    for (size_t cell = first; cell < first + count; ++cell) {
+      sum += yolo_cell(yolo_, x.next(values), l.next(values), iou, job.factor,
+                       job.wants_dx ? dx.place() : nullptr);
+      if (job.wants_dx) dx.done(values);
+    }
+    partial[first / piece] = sum;
+  });
+  return sum_of(partial, cells, piece);
+}
+
+}  // namespace obn::loss
