@@ -247,8 +247,9 @@ int Loss::check_results(const Arguments& a, Job* job) const {
   job->wants_dx = true;
   job->accumulates = job->dx_view.accumulate;
   job->dx = walk_of(job->dx_view, job->dx_view.data, a.batch, job->dx_step);
-  job->streams = is_dense(job->dx) && !job->accumulates && function_ != BNNSLossFunctionYolo && a.batch * x_.count * sizeof(float) > kStreamBytes &&
-                 job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  const bool is_apart = job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  job->streams = is_dense(job->dx) && !job->accumulates && is_apart && function_ != BNNSLossFunctionYolo &&
+                 a.batch * x_.count * sizeof(float) > kStreamBytes;
   return 0;
 }
 
