@@ -14,7 +14,10 @@ from pathlib import Path
 from benchmarks import peers
 from benchmarks.harness import ROOT, Row, Run, ceilings, cpu_name, header, line, say
 
-FAMILIES = ("gemm", "fully_connected", "convolution", "pooling", "activation", "calls")
+FAMILIES = (
+    "gemm", "fully_connected", "convolution", "pooling", "activation", "optimizer", "random",
+    "calls",
+)  # fmt: skip
 
 # Read, write and copy in the caches and in memory: for the record, beside the rows' own floors.
 _SIZES = (1 << 19, 1 << 23, 1 << 28)

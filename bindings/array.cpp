@@ -131,7 +131,17 @@ Call::Call(PyObject* module, PyObject* filter, Family family) : state_(state_of(
 Call::Call(PyObject* module, PyObject* name) : state_(state_of(module)), name_(name), ok_(true) {}
 
 Call::~Call() {
+  if (claims_) filter_->claimed.store(false);
   if (filter_) filter_->leave();
+}
+
+bool Call::claim() {
+  claims_ = !filter_->claimed.exchange(true);
+  if (!claims_)
+    PyErr_Format(state_->layer_apply_error,
+                 "[%U] layer: expected one training or backward call at a time; got one while another is under way",
+                 name_);
+  return claims_;
 }
 
 bool Call::fail() const {
@@ -278,8 +288,14 @@ bool Array::make(Call& call, const Operand& operand, Batched batched) {
   return true;
 }
 
-bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name) {
-  return object == Py_None ? make(call, operand) : take(call, object, operand, name, Use::write);
+bool Array::take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name, Batched batched) {
+  return object == Py_None ? make(call, operand, batched)
+                           : take(call, object, operand, name, Use::write, Strides::as_operand, batched);
+}
+
+bool Array::take_or_make_whole(Call& call, PyObject* object, const Operand& operand, const char* name) {
+  return object == Py_None ? make(call, operand, Batched::no)
+                           : take(call, object, operand, name, Use::write, Strides::any, Batched::no);
 }
 
 BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
@@ -293,6 +309,14 @@ BNNSNDArrayDescriptor Array::describe(const Operand& operand) const {
       faster = static_cast<size_t>(buffer_.strides[lead_ + axis] / operand.itemsize);
     descriptor.stride[k] = faster;
   }
+  return descriptor;
+}
+
+BNNSNDArrayDescriptor Array::describe_first_major(const Operand& operand) const {
+  BNNSNDArrayDescriptor descriptor = describe(operand);
+  const Py_ssize_t rank = operand.rank > 0 ? operand.rank : 1;
+  descriptor.layout = static_cast<BNNSDataLayout>(BNNSDataLayout1DFirstMajor + 0x10000u * (rank - 1));
+  for (Py_ssize_t k = 0; k < operand.rank; ++k) descriptor.size[k] = static_cast<size_t>(operand.shape[k]);
   return descriptor;
 }
 

@@ -17,12 +17,15 @@ namespace obn::door {
 struct State {
   PyTypeObject* filter_type;
   PyTypeObject* parameter_type;
+  PyTypeObject* tensors_type;
+  PyTypeObject* generator_type;
   PyObject* conform;               // openbnns._spec.conform
   PyObject* allocate;              // openbnns._spec.allocate
   PyObject* empty;                 // numpy.empty
   PyObject* itemsize;              // the word, interned: a new string per look-up would fill the interpreter's cache
   PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
   PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
+  PyObject* optimizer_step_error;  // openbnns._errors.OptimizerStepError
 };
 
 State* state_of(PyObject* module);
@@ -53,15 +56,16 @@ struct Operand {
 };
 
 inline constexpr int kMaxOperands = 5;
-inline constexpr int kMaxHeld = 5;
+inline constexpr int kMaxHeld = 12;
 
-enum class Family { activation, loss, pooling, weighted };  // weighted: convolution and fully connected
+enum class Family { activation, arithmetic, loss, normalization, pooling, weighted };  // weighted: those with weights
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
 struct FilterObject : PyObject {
   std::atomic<BNNSFilter> handle;
   std::atomic<size_t> state;  // 2 · (calls and views under way) + (1 when closed)
+  std::atomic<bool> claimed;  // by a call that changes what the native filter keeps
   Family family;
   PyObject* name;  // the class, for messages
   Operand operands[kMaxOperands];
@@ -84,6 +88,8 @@ class Call {
   ~Call();
 
   bool ok() const { return ok_; }
+  // Keeps other claiming calls off the filter until this one ends. False with LayerApplyError when one is under way.
+  bool claim();
   State* state() const { return state_; }
   PyObject* name() const { return name_; }
   unsigned flags() const { return filter_->flags; }
@@ -120,6 +126,7 @@ class Call {
   FilterObject* filter_ = nullptr;
   PyObject* name_ = nullptr;
   bool ok_ = false;
+  bool claims_ = false;
 };
 
 enum class Use { read, write, share };      // share: a parameter that the filter keeps reading
@@ -143,13 +150,19 @@ class Array {
   // A new array of call.batch samples.
   bool make(Call& call, const Operand& operand, Batched batched = Batched::yes);
   // What the caller gets: `object` if it is an array, a new array if it is None.
-  bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name);
+  bool take_or_make(Call& call, PyObject* object, const Operand& operand, const char* name,
+                    Batched batched = Batched::yes);
+
+  // The same for a whole array, without a batch axis, with any strides.
+  bool take_or_make_whole(Call& call, PyObject* object, const Operand& operand, const char* name);
 
   void* data() const { return data_; }
   size_t batch_stride() const { return batch_stride_; }  // in values; 0 for a batch of one
   PyObject* result() const { return Py_NewRef(result_ ? result_ : Py_None); }
   // One sample with the strides of this array.
   BNNSNDArrayDescriptor describe(const Operand& operand) const;
+  // The same as a FirstMajor tensor, where size[k] is NumPy's axis k for every rank. Only for plain layouts.
+  BNNSNDArrayDescriptor describe_first_major(const Operand& operand) const;
   // Hands the buffer over to a filter that goes on reading it.
   void give_to(FilterObject* filter);
 
@@ -218,11 +231,21 @@ bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 
 // The families' methods, each list ended by an empty entry.
 extern PyMethodDef activation_methods[];
+extern PyMethodDef arithmetic_methods[];
+extern PyMethodDef clip_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
 extern PyMethodDef loss_methods[];
+extern PyMethodDef normalization_methods[];
+extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];
+extern PyMethodDef quantization_methods[];
+extern PyMethodDef random_methods[];
 extern PyMethodDef weighted_methods[];
+
+// The families' own types.
+extern PyType_Spec generator_spec;
+extern PyType_Spec tensors_spec;
 
 // METH_FASTCALL functions have a type of their own; the table wants this one.
 using FastCall = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);

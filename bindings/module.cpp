@@ -1,4 +1,4 @@
-// The extension module openbnns._core: its two types, the questions about the library, and the families' calls.
+// The extension module openbnns._core: its types, the questions about the library, and the families' calls.
 #include <dlfcn.h>
 
 #include "array.h"
@@ -234,17 +234,21 @@ PyTypeObject* add_type(PyObject* module, PyType_Spec* spec) {
 int execute(PyObject* module) {
   State* state = state_of(module);
   for (PyMethodDef* methods :
-       {activation_methods, convolution_methods, fully_connected_methods, loss_methods, pooling_methods,
+       {activation_methods, arithmetic_methods, clip_methods, convolution_methods, fully_connected_methods,
+        loss_methods, normalization_methods, optimizer_methods, pooling_methods, quantization_methods, random_methods,
         weighted_methods})
     if (PyModule_AddFunctions(module, methods) != 0) return -1;
   bool complete = (state->filter_type = add_type(module, &filter_spec)) &&
                   (state->parameter_type = add_type(module, &parameter_spec)) &&
+                  (state->tensors_type = add_type(module, &tensors_spec)) &&
+                  (state->generator_type = add_type(module, &generator_spec)) &&
                   (state->conform = import_name("openbnns._spec", "conform")) &&
                   (state->allocate = import_name("openbnns._spec", "allocate")) &&
                   (state->empty = import_name("numpy", "empty")) &&
                   (state->itemsize = PyUnicode_InternFromString("itemsize")) &&
                   (state->layer_creation_error = import_name("openbnns._errors", "LayerCreationError")) &&
-                  (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError"));
+                  (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError")) &&
+                  (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError"));
   return complete ? 0 : -1;
 }
 
@@ -252,12 +256,15 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   State* state = state_of(module);
   Py_VISIT(state->filter_type);
   Py_VISIT(state->parameter_type);
+  Py_VISIT(state->tensors_type);
+  Py_VISIT(state->generator_type);
   Py_VISIT(state->conform);
   Py_VISIT(state->allocate);
   Py_VISIT(state->empty);
   Py_VISIT(state->itemsize);
   Py_VISIT(state->layer_creation_error);
   Py_VISIT(state->layer_apply_error);
+  Py_VISIT(state->optimizer_step_error);
   return 0;
 }
 
@@ -265,12 +272,15 @@ int clear(PyObject* module) {
   State* state = state_of(module);
   Py_CLEAR(state->filter_type);
   Py_CLEAR(state->parameter_type);
+  Py_CLEAR(state->tensors_type);
+  Py_CLEAR(state->generator_type);
   Py_CLEAR(state->conform);
   Py_CLEAR(state->allocate);
   Py_CLEAR(state->empty);
   Py_CLEAR(state->itemsize);
   Py_CLEAR(state->layer_creation_error);
   Py_CLEAR(state->layer_apply_error);
+  Py_CLEAR(state->optimizer_step_error);
   return 0;
 }
 

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from cases import activation as activation_cases
+from cases import arithmetic as arithmetic_cases
 from cases import convolution as convolution_cases
 from cases import fully_connected as fully_connected_cases
 from cases import generator
 from cases import loss as loss_cases
+from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
-from oracles import activation, loss, pooling
+from oracles import activation, loss, normalization, pooling
 from oracles.differences import away_from
 
 STEP = 1e-6
@@ -140,6 +142,57 @@ def test_weighted_layers_agree_with_torch(case):
     theirs = judge(x, w, dy, case, case.bias_values())
     for ours, expected in zip((y, grads.dx, grads.dw, grads.db), theirs, strict=True):
         np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-11)
+
+
+def normalizations():
+    """One per shape and kind, without groups so flat that their slope has a pole."""
+    cases = normalization_cases.IMAGES + normalization_cases.VECTORS
+    smooth = [case for case in cases if case.activation == "identity"]
+    return [case for case in smooth if least_variance(case) > 0.05]
+
+
+def least_variance(case):
+    return normalization.statistics(case.input().astype(float), case.split)[1].min()
+
+
+@pytest.mark.parametrize("case", normalizations(), ids=str)
+def test_normalization_gradient_is_the_limit_of_differences(case):
+    rng = generator(case)
+    x, dy = case.input().astype(float), rng.standard_normal(case.shape)
+    direction = rng.standard_normal(case.shape)
+    dx = case.expected_gradients(x, case.expected(x), dy).dx
+    ahead, behind = case.expected(x + STEP * direction), case.expected(x - STEP * direction)
+    change = (dy * (ahead - behind)).sum() / (2 * STEP)
+    np.testing.assert_allclose((dx * direction).sum(), change, rtol=1e-5, atol=1e-5)
+
+
+JUMPS = ("ceil", "floor", "round", "sign", "abs", "minimum", "maximum", "select")
+JUMPS += ("floor_divide", "trunc_divide", "trunc_remainder")
+
+
+def smooth_arithmetic():
+    cases = arithmetic_cases.EVERY + arithmetic_cases.BROADCAST + arithmetic_cases.KINDS
+    return [case for case in cases if case.function not in JUMPS]
+
+
+@pytest.mark.parametrize("case", smooth_arithmetic(), ids=str)
+def test_arithmetic_gradients_are_the_limit_of_differences(case):
+    rng = generator(case)
+    inputs = [array.astype(float) for array in case.inputs()]
+    y = case.expected(inputs)
+    dy = rng.standard_normal(y.shape)
+    for k, gradient in enumerate(case.expected_gradients(inputs, y, dy)):
+        if gradient is None:
+            continue
+        direction = rng.standard_normal(inputs[k].shape)
+
+        def moved(step, k=k, direction=direction):
+            others = list(inputs)
+            others[k] = inputs[k] + step * direction
+            return case.expected(others)
+
+        change = (dy * (moved(STEP) - moved(-STEP))).sum() / (2 * STEP)
+        np.testing.assert_allclose((gradient[0] * direction).sum(), change, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])

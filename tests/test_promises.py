@@ -14,11 +14,14 @@ import openbnns
 import ports
 import pytest
 from cases import activation as activation_cases
+from cases import arithmetic as arithmetic_cases
 from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
 from cases import loss as loss_cases
+from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
+from cases import quantization as quantization_cases
 from cases.descriptors import (
     activation_layer,
     convolution_parameters,
@@ -35,9 +38,14 @@ from oracles.tolerance import assert_close, assert_same_bits
 TESTS = Path(__file__).parent
 
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
+FAMILIES = (
+    pooling_cases, activation_cases, convolution_cases, fully_connected_cases, normalization_cases,
+    arithmetic_cases, quantization_cases, loss_cases,
+)  # fmt: skip
 SPLIT = [
     marked(case)
-    for case in pooling_cases.CASES + activation_cases.CASES + loss_cases.CASES + WEIGHTED
+    for family in FAMILIES
+    for case in family.CASES
     if case.tags & {"split", "large"}
 ]
 
@@ -238,7 +246,9 @@ def test_any_number_of_threads_gives_the_same_bits(case, threads):
 
 def test_layers_limit_their_own_threads_with_the_same_bits(threads):
     threads(2)
-    for module in (pooling_cases, convolution_cases, fully_connected_cases, loss_cases):
+    for module in FAMILIES:
+        if module is activation_cases:  # its cases make no layers with a limit
+            continue
         case = next(p for p in module.CASES if "split" in p.tags)
         assert_same_results(case.results(num_threads=2), case.results(num_threads=1))
 
@@ -292,6 +302,11 @@ def test_many_python_threads_at_once(threads):
     weighted = [next(p for p in WEIGHTED if "split" in p.tags), fully_connected_cases.WIDE]
     expected_weighted = [p.results() for p in weighted]
     together, images = weighted[0].layer(), weighted[0].input()
+    others = [normalization_cases.BATCH, arithmetic_cases.KINDS[0], quantization_cases.CASES[0]]
+    others += [normalization_cases.TYPICAL[0], arithmetic_cases.TYPICAL[1]]
+    expected_others = [p.results() for p in others]
+    inference, features = others[0].layer(), others[0].input()
+    normalized = inference.apply(features, training=False)
     failures = []
 
     def work():
@@ -303,6 +318,9 @@ def test_many_python_threads_at_once(threads):
                 for one, results in zip(weighted, expected_weighted, strict=True):
                     assert_same_results(one.results(), results)
                 assert_same_bits(together.apply(images), expected_weighted[0]["y"])
+                for one, results in zip(others, expected_others, strict=True):
+                    assert_same_results(one.results(), results)
+                assert_same_bits(inference.apply(features, training=False), normalized)
         except BaseException as error:
             failures.append(error)
 
@@ -386,16 +404,18 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, convolution, fully_connected, has_bfloat16, loss, pooling
+from cases import activation, arithmetic, convolution, fully_connected, has_bfloat16, loss
+from cases import normalization, pooling, quantization
 arrays = {"isa": np.array(openbnns.isa())}
-for family in (pooling, activation, convolution, fully_connected, loss):
+families = (pooling, activation, convolution, fully_connected, normalization, arithmetic, loss)
+for family in (*families, quantization):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
         if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
             continue
         for name, array in case.results().items():
             key = f"{family.__name__[6:]} {case} {name}"
-            arrays[key] = array if array.dtype.kind in "uf" else array.astype("f4")
+            arrays[key] = array if array.dtype.kind in "iuf" else array.astype("f4")
 np.savez(os.environ["RESULTS"], **arrays)
 """
 
@@ -412,6 +432,22 @@ def results_with(isa, folder):
         return dict(arrays)
 
 
+RANDOM = """
+import hashlib, numpy as np, openbnns
+rng, digest = openbnns.RandomGenerator(7), hashlib.sha256()
+for _ in range(2):
+    for array in (rng.uniform(-1, 3, 10_001), rng.normal(2, 3, 50_001),
+                  rng.integers(-5, 1000, 999), rng.integers(0, 2**50, 999, "int64"),
+                  rng.normal(0, 1, 333, "float16"), rng.categorical(np.ones(5, "f4"), 77)):
+        digest.update(array.tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_random_numbers_have_the_same_bits_on_every_instruction_set():
+    assert len({run_python(RANDOM, OPENBNNS_ISA=isa) for isa in AVAILABLE}) == 1
+
+
 def test_instruction_sets_agree(tmp_path):
     assert AVAILABLE
     runs = {isa: results_with(isa, tmp_path) for isa in AVAILABLE}
@@ -422,7 +458,7 @@ def test_instruction_sets_agree(tmp_path):
     for run in runs.values():
         assert run.keys() == reference.keys()
         for name, array in run.items():
-            if array.dtype.kind == "u":
+            if array.dtype.kind in "iu":
                 np.testing.assert_array_equal(array, reference[name], err_msg=name)
             else:
                 assert_close_between(array, reference[name], name)
@@ -431,10 +467,13 @@ def test_instruction_sets_agree(tmp_path):
 def assert_close_between(one, two, name):
     """Two instruction sets may differ by rounding, so by one unit of the narrowest type in play;
     sums of up to 1e5 terms of both signs (bias, alpha, the gradients of log-softmax) by more, sums
-    of products of the size of one by a little more."""
+    of products of the size of one by a little more, and normalized groups of single values by the
+    1/sqrt(epsilon) that multiplies what should have been 0."""
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
     family, rest = name.split(" ", 1)
     absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
+    if family == "normalization":
+        absolute = 1e-4
     if name.endswith("sum") or rest.startswith("log_softmax"):
         absolute = 4e-4
     np.testing.assert_allclose(one, two, rtol=unit, atol=absolute, err_msg=name)
@@ -504,6 +543,46 @@ def test_failing_loss_calls_leave_everything_alone():
     assert y == 7
 
 
+def test_failing_normalizations_leave_everything_alone():
+    """Results, gradients and running statistics."""
+    case = normalization_cases.BATCH
+    mean, variance = case.moving_values()
+    layer = case.layer(moving_mean=mean, moving_variance=variance)
+    x, dy, (y, _), (dx, _) = (
+        case.input(), case.output_gradient(), case.empty_output(), case.empty_input()
+    )  # fmt: skip
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x[:, :-1], training=True, out=y)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x, training=True, out=y[:-1])
+    with pytest.raises(openbnns.BNNSError):  # neither in place nor apart
+        layer.apply(x[:-1], training=True, out=x[1:])
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply_backward(None, None, dy, input_gradient=dx)
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(x, training=True, out=y)
+    assert is_sentinel(y)
+    assert is_sentinel(dx)
+    for array, before in zip((mean, variance), case.moving_values(), strict=True):
+        assert_same_bits(array, before)
+
+
+def test_failing_arithmetic_leaves_everything_alone():
+    case = next(p for p in arithmetic_cases.CASES if p.function == "multiply_add")
+    layer, inputs, dy = case.layer(), case.inputs(), case.output_gradient()
+    (y, _), (da, _) = case.empty_output(), case.empty_input(0)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(*inputs[:-1], inputs[-1].astype(np.float64), out=y)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply_backward(None, None, None, None, dy, a_gradient=da)
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(*inputs, out=y)
+    assert is_sentinel(y)
+    assert is_sentinel(da)
+
+
 @pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
 def test_layers_say_what_their_calls_hold(case):
     halves = replace(case, dtype="float16").layer()  # float32 copies of images are needed
@@ -520,6 +599,15 @@ def test_parameters_live_as_long_as_their_layer(case):
     expected = case.layer()(x)
     noise = [np.full(case.weights_shape, 9, np.float32) for _ in range(50)]
     assert_same_bits(layer(x), expected)
+    assert len(noise) == 50
+
+
+def test_normalization_parameters_live_as_long_as_their_layer():
+    case = normalization_cases.BATCH
+    x, layer = case.input(), case.layer()  # nobody else holds what the layer was made with
+    noise = [np.full(case.channels, 9, np.float32) for _ in range(50)]
+    for training in (False, True):
+        assert_same_bits(layer(x, training=training), case.layer()(x, training=training))
     assert len(noise) == 50
 
 
@@ -548,9 +636,14 @@ ones = np.ones((1, 1, 4, 4), np.float32)
 print(openbnns.ConvolutionLayer(ones, input=(1, 4, 4)).apply(x).tolist())
 print(openbnns.FullyConnectedLayer(ones[0, 0]).apply(x[0, 0]).tolist()[0])
 print(openbnns.LossLayer("mse", input=(4,), reduction="sum").apply(x[0, 0], ones[0, 0]).tolist())
+layer = openbnns.NormalizationLayer("layer", input=(2,), epsilon=0)
+print(layer.apply(np.float32([[1, 3]]), training=True).tolist())
+print(openbnns.UnaryArithmeticLayer("square", input=(2,)).apply(np.float32([[2, 3]])).tolist())
+print(openbnns.quantize(np.float32([1.5, 2.5])).tolist())
 """
     expected = ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
     expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]", "1016.0"]
+    expected += ["[[-1.0, 1.0]]", "[[4.0, 9.0]]", "[2, 2]"]
     assert run_python(code).splitlines() == expected
 
 

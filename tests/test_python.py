@@ -20,17 +20,20 @@ from openbnns import (
     ActivationLayer,
     ArrayError,
     ArraySpec,
+    BinaryArithmeticLayer,
     CopyWarning,
     DTypeError,
     LayerApplyError,
     LayerCreationError,
+    NormalizationLayer,
     Pooling,
     PoolingLayer,
 )
 
 DOCUMENTED = (
-    "", ".activation", ".convolution", ".fully_connected", ".loss", ".pooling", "._activations",
-    "._config", "._paths", "._spec",
+    "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".loss",
+    ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations", "._config",
+    "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
@@ -894,6 +897,24 @@ def test_layers_keep_their_bias_alive_and_let_it_go():
     assert watch() is None
 
 
+def test_layers_keep_their_statistics_alive_and_let_them_go():
+    class Array(np.ndarray):
+        pass
+
+    arrays = [np.ones(2, "f4").view(Array) for _ in range(4)]
+    watches = [weakref.ref(array) for array in arrays]
+    names = ("beta", "gamma", "moving_mean", "moving_variance")
+    layer = NormalizationLayer("batch", input=(2,), **dict(zip(names, arrays, strict=True)))
+    del arrays
+    gc.collect()
+    assert all(watch() is not None for watch in watches)
+    layer(np.zeros((3, 2), "f4"), training=True)
+    assert watches[2]()[0] == 0
+    layer.close()
+    gc.collect()
+    assert all(watch() is None for watch in watches)
+
+
 def test_strided_bias_is_shared():
     bias = np.zeros(6, np.float32)
     layer = PoolingLayer("max", input=(3, 4, 4), kernel_size=2, bias=bias[::2])
@@ -954,6 +975,14 @@ def test_native_side_refuses_strangers():
         _core.pooling_apply(object(), None, None, None, False)
     with pytest.raises(TypeError, match="pooling_apply takes 5 arguments; got 1"):
         _core.pooling_apply(None)
+    for function in (_core.arithmetic_apply, _core.arithmetic_backward):
+        with pytest.raises(TypeError, match="takes a filter; got nothing"):
+            function()
+    binary = BinaryArithmeticLayer("add", input_a=(2,), input_b=(2,))._filter
+    with pytest.raises(TypeError, match="arithmetic_apply takes 4 arguments; got 3"):
+        _core.arithmetic_apply(binary, None, None)
+    with pytest.raises(TypeError, match="expected a filter of this family"):
+        _core.normalization_apply(binary, None, None, False)
     with pytest.raises(TypeError):
         _core.Filter()
 
@@ -1057,6 +1086,11 @@ def test_nothing_grows_over_many_calls():
             pool(output=(1, 9, 9))
         ActivationLayer("leaky_relu", input=x).alpha[:] = 1
 
+    assert_nothing_grows(step, watched)
+
+
+def assert_nothing_grows(step, watched):
+    """Neither memory nor the references to what is watched, over many steps."""
     counts = [sys.getrefcount(value) for value in watched]
     tracemalloc.start()
     try:
@@ -1072,6 +1106,46 @@ def test_nothing_grows_over_many_calls():
         tracemalloc.stop()
     assert after - before < 1000 * 8  # less than one pointer per step: nothing is left behind
     assert [sys.getrefcount(value) for value in watched] == counts
+
+
+def test_nothing_grows_over_many_normalizations():
+    x, gamma, beta, mean, variance = np.ones((2, 4), "f4"), *np.ones((4, 4), "f4")
+    options = {"gamma": gamma, "beta": beta, "moving_mean": mean, "moving_variance": variance}
+    layer, dx, dgamma = NormalizationLayer("batch", input=(4,), **options), x.copy(), gamma.copy()
+
+    def step():
+        y = layer(x, training=True)
+        layer.apply_backward(x, y, y, input_gradient=dx, gamma_gradient=dgamma, accumulate=True)
+        with contextlib.suppress(ArrayError):
+            layer(x[0], training=True)
+        with contextlib.suppress(LayerCreationError):
+            NormalizationLayer("batch", input=(4,), momentum=2.0, **options)
+        with contextlib.suppress(ArrayError):
+            NormalizationLayer("batch", input=(3,), **options)
+        NormalizationLayer("layer", input=(4,), gamma=gamma)(x, training=False)
+
+    assert_nothing_grows(step, (x, gamma, beta, mean, variance, dx, dgamma, layer))
+
+
+def test_nothing_grows_over_many_calculations():
+    a, b = np.ones((2, 4), "f4"), np.ones(4, "f4")
+    da, db, q, scale = a.copy(), b.copy(), np.ones((2, 4), "i1"), np.ones(4, "f4")
+    layer = BinaryArithmeticLayer("multiply", input_a=a, input_b=b, b_kind="parameter")
+
+    def step():
+        y = layer(a, b)
+        layer.apply_backward(a, b, None, y, a_gradient=da, b_gradient=db)
+        layer.apply_backward(a, b, y, y, a_gradient=None)
+        with contextlib.suppress(LayerApplyError):
+            layer.apply_backward(None, None, None, y)
+        with contextlib.suppress(LayerCreationError):
+            BinaryArithmeticLayer("multiply", input_a=a, input_b=b)
+        openbnns.quantize(a, scale=scale, axis=1, out=q)
+        openbnns.dequantize(q, scale=2.0)
+        with contextlib.suppress(ArrayError):
+            openbnns.quantize(a, scale=scale, out=q)
+
+    assert_nothing_grows(step, (a, b, da, db, q, scale, layer))
 
 
 # ---- one-shot functions ----

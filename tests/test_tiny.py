@@ -59,6 +59,29 @@ def test_fully_connected_forward_and_backward():
     np.testing.assert_array_equal(grads.bias, [3])
 
 
+def test_optimizer_step():
+    w = np.float32([1, 2])
+    sgd = openbnns.SGDMomentumOptimizer(0.5, momentum=0.5, variant=1).bind([w])
+    sgd.step([np.float32([1, -1])])
+    sgd.step([np.float32([1, -1])])
+    np.testing.assert_array_equal(w, [-0.25, 3.25])
+
+
+def test_clip_and_norm():
+    x = np.float32([3, 4])
+    assert openbnns.norm(x) == 5
+    np.testing.assert_array_equal(openbnns.clip(x, 0, 3.5), [3, 3.5])
+    np.testing.assert_array_equal(openbnns.clip_by_norm(x, 2.5), [1.5, 2])
+
+
+def test_random_numbers():
+    rng = openbnns.RandomGenerator(7)
+    x = rng.uniform(-1, 1, (10, 10))
+    assert -1 <= x.min() < x.max() <= 1
+    assert rng.integers(3, 4, 5).tolist() == [3] * 5
+    assert rng.normal(0, 0, 3).tolist() == [0] * 3
+
+
 def test_loss_forward_and_backward():
     layer = openbnns.LossLayer("softmax_cross_entropy", input=(2,))
     x = np.zeros((3, 2), np.float32)
@@ -67,6 +90,31 @@ def test_loss_forward_and_backward():
     np.testing.assert_allclose(dx * 6, [[-1, 1], [1, -1], [1, -1]], rtol=1e-6)
     grads = layer.apply_backward(x, np.array([0, 1, 1]), 2.0)
     np.testing.assert_allclose(grads.input, 2 * dx)
+
+
+def test_normalization_forward_and_backward():
+    layer = openbnns.NormalizationLayer("batch", input=(2,), beta=np.float32([0, 5]), epsilon=0)
+    y = layer(np.float32([[1, 2], [3, 4]]), training=True)
+    np.testing.assert_array_equal(y, [[-1, 4], [1, 6]])
+    grads = layer.apply_backward(None, y, np.float32([[1, 0], [0, 2]]))
+    np.testing.assert_array_equal(grads.beta, [1, 2])
+    np.testing.assert_array_equal(grads.input, 0)
+    assert grads.gamma is None
+
+
+def test_arithmetic_forward_and_backward():
+    layer = openbnns.BinaryArithmeticLayer("multiply", input_a=(2,), input_b=(1,))
+    a, b = np.float32([[1, 2]]), np.float32([[10]])
+    np.testing.assert_array_equal(layer(a, b), [[10, 20]])
+    grads = layer.apply_backward(a, b, None, np.float32([[1, 1]]))
+    np.testing.assert_array_equal(grads.a, [[10, 10]])
+    np.testing.assert_array_equal(grads.b, [[3]])
+
+
+def test_quantization_there_and_back():
+    stored = openbnns.quantize(np.float32([0, 2, 4]), scale=0.5, bias=1)
+    np.testing.assert_array_equal(stored, [1, 2, 3])
+    np.testing.assert_array_equal(openbnns.dequantize(stored, scale=0.5, bias=1), [0, 2, 4])
 
 
 def test_c_interface():

@@ -6,6 +6,8 @@
     convolution(case, x, w, dy, compiled) -> trainers
     fully_connected(case, x, w, dy, compiled) -> trainers
     gemm(case, x, w, compiled) -> trainers with a forward pass alone
+    optimizer(case) -> contenders, forward being a step
+    random(kind, count) -> name -> (what fills, what gives the numbers)
 
 where case is one of tests/cases, and x, w and dy are NumPy arrays. A module raises ImportError when
 its library is not installed. `compiled` asks for slow-to-build variants too.

@@ -144,3 +144,54 @@ def _contender(function, x, dy, plain):
         result,
         both=lambda: jax.block_until_ready(both(x, dy)),
     )
+
+
+def optimizer(case):
+    """One jitted function over all tensors; the arrays of a step become those of the next."""
+
+    def adam(w, g, state, t):
+        m, v = state
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        rate = 1e-3 * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        return w - rate * m / (jnp.sqrt(v) + case.options["epsilon"]), (m, v)
+
+    def sgd(w, g, state, t):
+        (v,) = state
+        v = case.options["momentum"] * v + g
+        return w - case.options["learning_rate"] * v, (v,)
+
+    rule, roles = {"adam": (adam, 2), "sgd": (sgd, 1)}[case.kind]
+
+    def step(ws, gs, states, t):
+        pairs = [rule(w, g, s, t) for w, g, s in zip(ws, gs, states, strict=True)]
+        return [w for w, _ in pairs], [s for _, s in pairs]
+
+    jitted = jax.jit(step, donate_argnums=(0, 2))
+    gradients = [jnp.asarray(g) for g in case.gradients()]
+
+    def start():
+        ws = [jnp.array(w) for w in case.parameters()]
+        return ws, [tuple(jnp.zeros_like(w) for _ in range(roles)) for w in ws]
+
+    def result():
+        ws, _ = jitted(start()[0], gradients, start()[1], 1.0)
+        return np.concatenate([np.asarray(w) for w in ws]), None
+
+    now = start()
+
+    def move():
+        nonlocal now
+        now = jax.block_until_ready(jitted(now[0], gradients, now[1], 5.0))
+
+    return [Contender("jax", move, None, result)]
+
+
+def random(kind, count):
+    key = jax.random.key(1)
+    makes = {
+        "uniform": lambda: jax.random.uniform(key, (count,)),
+        "normal": lambda: jax.random.normal(key, (count,)),
+        "integers": lambda: jax.random.randint(key, (count,), 0, 1000),
+    }
+    jitted = jax.jit(makes[kind])
+    return {"jax": (lambda: jax.block_until_ready(jitted()), lambda: np.asarray(jitted()))}

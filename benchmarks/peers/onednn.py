@@ -194,3 +194,13 @@ def activation(case, x, dy, compiled):
     if case.function in FROM_Y:
         contenders.append(layer(True).contender("onednn from y"))
     return contenders
+
+
+def optimizer(case):
+    """It has none."""
+    return []
+
+
+def random(kind, count):
+    """It has none."""
+    return {}

@@ -238,3 +238,43 @@ _ACTIVATIONS = {
         lambda x, y, dy, dx: aten._softmax_backward_data.out(dy, y, -1, dy.dtype, grad_input=dx),
     ),
 }
+
+
+def optimizer(case):
+    """A loop over the tensors, a few operations over all of them, and one fused kernel."""
+    return [_optimizer(case, form) for form in ("plain", "foreach", "fused")]
+
+
+def _optimizer(case, form):
+    forms = {"plain": {"foreach": False}}.get(form, {form: True})
+
+    def start():
+        parameters = [torch.nn.Parameter(torch.from_numpy(w)) for w in case.parameters()]
+        for parameter, gradient in zip(parameters, case.gradients(), strict=True):
+            parameter.grad = torch.from_numpy(gradient)
+        if case.kind == "adam":
+            return parameters, torch.optim.Adam(parameters, eps=case.options["epsilon"], **forms)
+        options = case.options
+        assert options["variant"] == 1, "the variant that torch knows"
+        return parameters, torch.optim.SGD(
+            parameters, options["learning_rate"], options["momentum"], **forms
+        )
+
+    def result():
+        parameters, judge = start()
+        judge.step()
+        return torch.cat([p.detach() for p in parameters]).numpy(), None
+
+    _, moving = start()
+    return Contender(f"torch {form}", moving.step, None, result)
+
+
+def random(kind, count):
+    y = torch.empty(count, dtype=torch.int32 if kind == "integers" else torch.float32)
+    rng = torch.Generator().manual_seed(1)
+    fills = {
+        "uniform": lambda: y.uniform_(0, 1, generator=rng),
+        "normal": lambda: y.normal_(0, 1, generator=rng),
+        "integers": lambda: y.random_(0, 1000, generator=rng),
+    }
+    return {"torch": (fills[kind], y.numpy)}

@@ -21,20 +21,50 @@ from ._config import config
 from ._errors import (
     ArrayError,
     BNNSError,
+    CheckpointError,
     CopyWarning,
     DTypeError,
     LayerApplyError,
     LayerCreationError,
+    OptimizerStepError,
 )
-from ._layer import Layer, UnaryLayer
+from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
+from .arithmetic import (
+    BinaryArithmeticLayer,
+    BinaryGradients,
+    TernaryArithmeticLayer,
+    TernaryGradients,
+    UnaryArithmeticLayer,
+)
+from .clip import (
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    clip,
+    clip_by_global_norm,
+    clip_by_norm,
+    norm,
+    norm_backward,
+)
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
-from .loss import InputGradients, Loss, LossLayer, YoloParameters
+from .loss import Loss, LossLayer, YoloParameters
+from .normalization import Normalization, NormalizationGradients, NormalizationLayer
+from .optim import (
+    AdamOptimizer,
+    AdamWOptimizer,
+    BoundOptimizer,
+    Optimizer,
+    RMSPropOptimizer,
+    SGDMomentumOptimizer,
+)
 from .pooling import Pooling, PoolingGradients, PoolingLayer
+from .quantization import dequantize, quantize
+from .random import RandomGenerator
 
 __version__ = _core.version()
 
@@ -42,9 +72,19 @@ __all__ = [
     "Activation",
     "ActivationGradients",
     "ActivationLayer",
+    "AdamOptimizer",
+    "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
     "BNNSError",
+    "BinaryArithmeticLayer",
+    "BinaryGradients",
+    "BinaryLayer",
+    "BoundOptimizer",
+    "CheckpointError",
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
     "ConvolutionLayer",
     "CopyWarning",
     "DTypeError",
@@ -55,17 +95,32 @@ __all__ = [
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "Normalization",
+    "NormalizationGradients",
+    "NormalizationLayer",
+    "Optimizer",
+    "OptimizerStepError",
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "RMSPropOptimizer",
+    "RandomGenerator",
+    "SGDMomentumOptimizer",
     "SparseWeights",
+    "TernaryArithmeticLayer",
+    "TernaryGradients",
     "TransposedConvolutionLayer",
+    "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "YoloParameters",
     "activation",
+    "clip",
+    "clip_by_global_norm",
+    "clip_by_norm",
     "config",
     "convert",
+    "dequantize",
     "dtype",
     "get_matmul_precision",
     "get_num_threads",
@@ -74,6 +129,9 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "norm",
+    "norm_backward",
+    "quantize",
     "set_matmul_precision",
     "set_num_threads",
     "set_seed",

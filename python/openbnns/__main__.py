@@ -1,25 +1,59 @@
-"""``python -m openbnns``: what is installed and what it uses."""
+"""The command ``openbnns``, also ``python -m openbnns``."""
 
 from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
 
 import openbnns
 from openbnns import _core
 
 
-def main() -> None:
-    """Print a short status."""
+def doctor(as_json: bool = False) -> int:
+    """Print what is installed and what it uses."""
     built = openbnns.support()
     rows = {
         "version": openbnns.version(),
         "instructions": f"{openbnns.isa()} ({_core.isa_reason()})",
         "threads": str(openbnns.get_num_threads()),
+        "precision": openbnns.get_matmul_precision(),
         "library": str(openbnns.library_path()),
         "headers": str(openbnns.include_dir()),
         "C functions": f"{sum(built.values())} of {len(built)} built",
     }
+    if as_json:
+        print(json.dumps({**rows, "built": built}, indent=2))
+        return 0
     for name, value in rows.items():
         print(f"{name:<14}{value}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; without any, ``doctor``. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="openbnns", description="Neural networks on the CPU.")
+    parser.add_argument("--version", action="version", version=openbnns.version())
+    commands = parser.add_subparsers(dest="command")
+    demo = commands.add_parser("demo", help="train two networks that read digits")
+    demo.add_argument("--seed", type=int, default=0, help="of everything random (0)")
+    demo.add_argument("--epochs", type=int, default=8, help="on the handwriting (8)")
+    demo.add_argument("--folder", type=Path, default=Path("openbnns-demo"), help="for the results")
+    demo.add_argument("--resume", action="store_true", help="go on from the checkpoints there")
+    status = commands.add_parser("doctor", help="say what is installed and what it uses")
+    status.add_argument("--json", action="store_true", help="the same for programs")
+    chosen = parser.parse_args(arguments)
+    if chosen.command != "demo":
+        return doctor(getattr(chosen, "json", False))
+    from openbnns.demo import run
+
+    try:
+        return run(chosen.seed, chosen.epochs, chosen.folder, chosen.resume)
+    except (openbnns.BNNSError, OSError) as error:
+        print(f"openbnns demo: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

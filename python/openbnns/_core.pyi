@@ -20,6 +20,12 @@ class Filter:
 class Parameter:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+@final
+class Generator: ...
+
+@final
+class Tensors: ...
+
 def activation_create(
     name: str,
     input: Operand,
@@ -53,6 +59,64 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
+def arithmetic_create(name: str, description: tuple[Any, ...], threads: int, /) -> Filter: ...
+def arithmetic_apply(filter: Filter, out: Array | None, /, *inputs: Array) -> Any: ...
+def arithmetic_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    accumulate: int,
+    /,
+    *inputs_and_gradients: Any,
+) -> tuple[Any, ...]: ...
+def clip_value(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    low: float,
+    high: float,
+    /,
+) -> Any: ...
+def clip_norm(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    threshold: float,
+    axis_flags: int,
+    /,
+) -> Any: ...
+def clip_global_norm(
+    name: str,
+    arrays: list[tuple[Operand, Operand, Array, Array | None]],
+    threshold: float,
+    global_norm: float,
+    /,
+) -> list[Any]: ...
+def clip_compute_norm(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    out: Array | None,
+    axis_flags: int,
+    /,
+) -> Any: ...
+def clip_norm_backward(
+    name: str,
+    input: Operand,
+    output: Operand,
+    x: Array,
+    y: Array,
+    grad_output: Array,
+    input_gradient: Array | None,
+    axis_flags: int,
+    accumulate: bool,
+    /,
+) -> Any: ...
 def convolution_create(
     name: str,
     input: Operand,
@@ -98,6 +162,28 @@ def fully_connected_sparsify(
     denominator: int,
     /,
 ) -> bytes: ...
+def normalization_create(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def normalization_apply(
+    filter: Filter, x: Array, out: Array | None, training: bool, /
+) -> Any: ...
+def normalization_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    input_gradient: GradientTarget,
+    beta_gradient: GradientTarget,
+    gamma_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any, Any]: ...
 def weighted_apply(filter: Filter, x: Array, out: Array | None, /) -> Any: ...
 def weighted_backward(
     filter: Filter,
@@ -111,6 +197,59 @@ def weighted_backward(
     /,
 ) -> tuple[Any, Any, Any]: ...
 def weighted_work_bytes(filter: Filter, batch: int, /) -> int: ...
+def optimizer_hold(
+    name: str, argument: str, operands: list[Operand], arrays: list[Array], /
+) -> Tensors: ...
+def optimizer_step(
+    name: str,
+    function: int,
+    fields: bytes,
+    parameters: Tensors,
+    gradients: list[Array],
+    accumulators: Tensors | None,
+    threads: int,
+    /,
+) -> None: ...
+def random_create(seed: int | None, threads: int, /) -> Generator: ...
+def random_get_state(generator: Generator, /) -> bytes: ...
+def random_set_state(generator: Generator, state: bytes, /) -> None: ...
+def random_uniform(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    low: float,
+    high: float,
+    /,
+) -> Any: ...
+def random_normal(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    mean: float,
+    std: float,
+    /,
+) -> Any: ...
+def random_integers(
+    generator: Generator,
+    name: str,
+    operand: Operand,
+    out: Array | None,
+    low: int,
+    high: int,
+    /,
+) -> Any: ...
+def random_categorical(
+    generator: Generator,
+    name: str,
+    weights: Operand,
+    draws: Operand,
+    probabilities: Array,
+    out: Array | None,
+    log: bool,
+    /,
+) -> Any: ...
 def loss_create(
     name: str,
     input: Operand,
@@ -181,6 +320,16 @@ def pooling_backward(
     accumulate: int,
     /,
 ) -> tuple[Any, Any]: ...
+def quantization_direct(
+    name: str,
+    input: Operand,
+    output: Operand,
+    description: tuple[Any, ...],
+    threads: int,
+    x: Array,
+    out: Array | None,
+    /,
+) -> Any: ...
 def version() -> str: ...
 def isa() -> str: ...
 def isa_reason() -> str: ...

@@ -15,6 +15,10 @@ class LayerApplyError(BNNSError, RuntimeError):
     """A call on a layer failed (the C function returned an error), or the layer is closed."""
 
 
+class OptimizerStepError(BNNSError, RuntimeError):
+    """An optimizer step failed (the C function returned an error); nothing was changed."""
+
+
 class ArrayError(BNNSError, ValueError):
     """An array has the wrong shape or strides, is read-only, or cannot be used at all."""
 
@@ -23,9 +27,16 @@ class DTypeError(ArrayError, TypeError):
     """An array has the wrong element type, or the object is no array. Nothing is cast silently."""
 
 
+class CheckpointError(BNNSError, OSError):
+    """A checkpoint cannot be written or read; what was on the disk before is still there."""
+
+
 class CopyWarning(UserWarning):
     """An input could not be used where it lies and was copied; see ``config.warn_on_copy``."""
 
 
-for _class in (BNNSError, LayerCreationError, LayerApplyError, ArrayError, DTypeError, CopyWarning):
+for _class in (
+    BNNSError, LayerCreationError, LayerApplyError, OptimizerStepError, ArrayError, DTypeError,
+    CheckpointError, CopyWarning,
+):  # fmt: skip
     _class.__module__ = "openbnns"  # tracebacks name them as users import them

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
 from ._errors import ArrayError
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 T = TypeVar("T")
+
+
+class InputGradients(NamedTuple):
+    """The gradient of a layer with one input; None where it was left out."""
+
+    input: Any
 
 
 class Layer:
@@ -80,6 +86,20 @@ class UnaryLayer(Layer):
     def __call__(self, x: Array, *, out: Any = None) -> npt.NDArray[Any] | Any:
         """The same as ``apply``."""
         return self.apply(x, out=out)
+
+
+class BinaryLayer(Layer):
+    """Base of the layers with two inputs and one output."""
+
+    __slots__ = ()
+
+    def apply(self, a: Array, b: Array, *, out: Any = None) -> npt.NDArray[Any] | Any:
+        """The output for a batch. Arguments: see the layer."""
+        raise NotImplementedError
+
+    def __call__(self, a: Array, b: Array, *, out: Any = None) -> npt.NDArray[Any] | Any:
+        """The same as ``apply``."""
+        return self.apply(a, b, out=out)
 
 
 def accumulate_bits(

@@ -509,6 +509,12 @@ def data_type_of(value: Any) -> str:
     return _type_name(as_array("dtype", "value", value).dtype, "dtype", "value")
 
 
+def argument_spec(where: str, argument: str, value: Array) -> ArraySpec:
+    """Shape and type of an array that is an argument; the messages name it."""
+    array = as_array(where, argument, value)
+    return ArraySpec(array.shape, _type_name(array.dtype, where, argument))
+
+
 # ---- arguments of a call: the slow way, taken when an array does not fit as it is ----
 
 

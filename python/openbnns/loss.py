@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from . import _core
 from ._config import config
 from ._errors import ArrayError, DTypeError, LayerCreationError
-from ._layer import Layer, accumulate_bits
+from ._layer import InputGradients, Layer, accumulate_bits
 from ._spec import (
     DATA_TYPES,
     Array,
@@ -225,12 +225,6 @@ _NAMED: dict[str, Callable[[], Loss]] = {
     "sigmoid_cross_entropy": Loss.sigmoid_cross_entropy,
     "softmax_cross_entropy": Loss.softmax_cross_entropy,
 }
-
-
-class InputGradients(NamedTuple):
-    """The gradient of a layer with one input; None where it was left out."""
-
-    input: Any
 
 
 class LossLayer(Layer):

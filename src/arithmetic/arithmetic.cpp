@@ -283,7 +283,8 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
   if (activation_.check_backward() != 0) return -1;
 
   unsigned wanted = 0;
-  for (size_t k = 0; k < inputs_; ++k) wanted |= (x_role_[k] != BNNSConstant) << k;
+  for (size_t k = 0; k < inputs_; ++k)  // without data: not wanted
+    if (x_role_[k] != BNNSConstant && of.dx[k]->data) wanted |= 1u << k;
   const unsigned needed = call->from_y ? 0 : needs(wanted);
   for (size_t k = 0; k < inputs_; ++k) {
     call->x[k] = {&x_[k], nullptr, 0};
@@ -302,7 +303,7 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
 
   // Gradients of one address are one target.
   for (size_t k = 0; k < inputs_; ++k) {
-    if (x_role_[k] == BNNSConstant) continue;
+    if (!(wanted >> k & 1)) continue;
     View& view = call->dx_view[call->targets];
     if (read_gradient(*of.dx[k], x_[k], Access::write, x_role_[k] == BNNSSample ? batch : 1,
                       of.dx_stride ? of.dx_stride[k] : 0, "input_gradient", &view, &step) != 0)

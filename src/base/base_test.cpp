@@ -1,6 +1,12 @@
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -187,6 +193,75 @@ TEST(nested_and_simultaneous_calls_finish) {
   for (auto& caller : callers) pthread_join(caller, nullptr);
   CHECK(total == 6 * 50 * 64, "%zu", total.load());
 }
+
+#if defined(__linux__)
+namespace {
+
+struct Meeting {
+  bool met = false;
+  int caller = -1, worker = -1;  // their cores when they had met
+  pid_t thread = 0;              // of the worker
+};
+
+// Caller and worker take a piece each and wait for the other; the worker has had time to park before.
+Meeting meet() {
+  usleep(300);
+  Meeting m;
+  std::atomic<int> there{0};
+  const pthread_t caller = pthread_self();
+  parallel(2, 2, [&](size_t) {
+    there.fetch_add(1);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (there.load() < 2 && std::chrono::steady_clock::now() < until) usleep(20);
+    const bool is_caller = pthread_equal(caller, pthread_self());
+    if (is_caller) m.met = there.load() == 2;
+    (is_caller ? m.caller : m.worker) = sched_getcpu();
+    if (!is_caller) m.thread = static_cast<pid_t>(syscall(SYS_gettid));
+  });
+  return m;
+}
+
+cpu_set_t only(int core) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<size_t>(core), &set);
+  return set;
+}
+
+}  // namespace
+
+TEST(workers_keep_off_the_callers_core) {
+  cpu_set_t all;
+  if (sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < 2) return;  // nowhere else to go
+  int cores[2], found = 0;
+  for (int core = 0; found < 2; ++core) {
+    if (CPU_ISSET(static_cast<size_t>(core), &all)) cores[found++] = core;
+  }
+  CHECK(meet().met, "the worker did not come");  // it exists before the caller is bound, and inherits all cores
+  // Wherever the caller goes: twice to each core, so that the worker must come back to where it was sent away from.
+  pid_t worker = 0;
+  for (int turn = 0; turn < 4; ++turn) {
+    const cpu_set_t here = only(cores[turn % 2]);
+    sched_setaffinity(0, sizeof here, &here);
+    for (int call = 0; call < 25; ++call) {
+      const Meeting m = meet();
+      CHECK(m.met, "the worker did not come");
+      CHECK(m.caller == cores[turn % 2] && m.worker != m.caller, "turn %d: both on core %d", turn, m.worker);
+      worker = m.thread;
+    }
+  }
+  // What somebody else wants of the worker stands, even where it means to share a core with the caller.
+  const cpu_set_t here = only(cores[0]);
+  sched_setaffinity(0, sizeof here, &here);
+  sched_setaffinity(worker, sizeof here, &here);
+  for (int call = 0; call < 5; ++call) {
+    const Meeting m = meet();
+    CHECK(m.met && m.worker == cores[0], "the worker is on core %d", m.worker);
+  }
+  sched_setaffinity(worker, sizeof all, &all);
+  sched_setaffinity(0, sizeof all, &all);
+}
+#endif
 
 TEST(scratch_is_there_in_every_piece) {
   CHECK(scratch() != nullptr, "%s", obn_last_error());

@@ -2,6 +2,9 @@
 
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +23,7 @@ namespace obn {
 namespace {
 
 constexpr size_t kMaxThreads = 256;
-constexpr auto kSpin = std::chrono::microseconds(50);  // a worker waits this long for the next call before it parks
+constexpr auto kSpin = std::chrono::microseconds(200);  // a worker waits this long for the next call before it parks
 
 void pause() {
 #if defined(__x86_64__)
@@ -38,6 +41,75 @@ size_t count_cores() {
   return static_cast<size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
+// ---- cores ----
+
+constexpr int kNoCore = -1;
+constexpr size_t kFewWorkers = 8;  // a call that wakes more of them leaves their places to the system
+
+int this_core() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return kNoCore;
+#endif
+}
+
+// Where a worker may run. On the caller's core it is worse than none, yet that is where the system puts it when the few
+// other cores have something to do, and it may leave the two together for long. So a worker keeps off that core when it
+// is woken, or finds itself there, until it has helped. Does nothing where there is no other core or no such system
+// call.
+class Place {
+ public:
+  bool is_parked = false;
+
+  // By the worker itself, before all else.
+  void take() {
+#if defined(__linux__)
+    thread_ = static_cast<pid_t>(syscall(SYS_gettid));
+#endif
+  }
+
+  // This and roam(): by the worker, or for it while it is parked.
+  void keep_off(int core) {
+#if defined(__linux__)
+    if (core == off_ || core < 0 || core >= CPU_SETSIZE) return;
+    roam();
+    if (sched_getaffinity(thread_, sizeof allowed_, &allowed_) != 0) return;
+    const cpu_set_t others = all_but(core);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(thread_, sizeof others, &others) == 0) off_ = core;
+#else
+    (void)core;
+#endif
+  }
+
+  // It may go wherever it could before, unless somebody has changed its cores meanwhile.
+  void roam() {
+#if defined(__linux__)
+    if (off_ == kNoCore) return;
+    const cpu_set_t others = all_but(off_);
+    cpu_set_t now;
+    if (sched_getaffinity(thread_, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others))
+      sched_setaffinity(thread_, sizeof allowed_, &allowed_);
+    off_ = kNoCore;
+#endif
+  }
+
+ private:
+#if defined(__linux__)
+  cpu_set_t all_but(int core) const {
+    cpu_set_t others = allowed_;
+    CPU_CLR(static_cast<size_t>(core), &others);
+    return others;
+  }
+
+  pid_t thread_ = 0;
+  cpu_set_t allowed_ = {};  // its cores when it may roam
+  int off_ = kNoCore;
+#endif
+};
+
+// ---- pieces ----
+
 // Pieces are handed out by one number, the ticket: which call it belongs to (upper half) and the next piece (lower
 // half). Taking a piece is a compare-and-swap on it, so a worker that comes late, or was asleep, finds a ticket of
 // another call or an exhausted one and takes nothing: nobody ever waits for it. The call's other words may be
@@ -51,6 +123,7 @@ struct Pool {
   std::atomic<size_t> seats{0};  // workers that may help: those numbered below this
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
+  std::atomic<int> core{kNoCore};  // where the caller was when it began
 
   std::mutex owner;               // held by the thread whose call this is
   size_t workers = 0;             // guarded by owner
@@ -59,6 +132,7 @@ struct Pool {
   std::mutex bed;  // parked workers wait here
   std::condition_variable alarm;
   std::atomic<size_t> parked{0};
+  Place places[kMaxThreads];  // those of parked workers are guarded by bed
 
   void help(size_t seat) {
     for (;;) {
@@ -82,11 +156,9 @@ struct Pool {
     seats.store(threads - 1, std::memory_order_release);
     body.store(run_body, std::memory_order_release);
     context.store(with, std::memory_order_release);
+    core.store(this_core(), std::memory_order_relaxed);
     ticket.store((call + 1) << 32, std::memory_order_seq_cst);
-    if (parked.load(std::memory_order_seq_cst) > 0) {
-      std::lock_guard guard(bed);
-      alarm.notify_all();
-    }
+    if (parked.load(std::memory_order_seq_cst) > 0) wake_workers();
     help(0);  // seat 0 is below any number of seats here: threads > 1
     for (size_t tries = 0; done.load(std::memory_order_acquire) < count; ++tries) {
       if (tries < 4096) {
@@ -97,7 +169,12 @@ struct Pool {
     }
   }
 
+  bool is_on_callers_core() const {
+    const int here = this_core();
+    return here != kNoCore && here == core.load(std::memory_order_relaxed);
+  }
   void start_workers(size_t wanted);
+  void wake_workers();
   void work(size_t seat);
 };
 
@@ -136,24 +213,41 @@ void Pool::start_workers(size_t wanted) {
   while (settled.load(std::memory_order_acquire) < workers) sched_yield();
 }
 
+void Pool::wake_workers() {
+  {
+    std::lock_guard guard(bed);
+    const size_t wanted = std::min(workers, seats.load(std::memory_order_relaxed));
+    for (size_t seat = 0; wanted <= kFewWorkers && seat < wanted; ++seat) {
+      if (places[seat].is_parked) places[seat].keep_off(core.load(std::memory_order_relaxed));
+    }
+  }
+  alarm.notify_all();
+}
+
 void Pool::work(size_t seat) {
   // A worker beyond the cores would spin on somebody else's time.
   const bool may_spin = seat + 1 < count_cores();
+  Place& place = places[seat];
+  place.take();
   for (uint64_t seen = 0;;) {
     const auto until = std::chrono::steady_clock::now() + kSpin;
     uint64_t now = ticket.load(std::memory_order_acquire);
     for (size_t tries = 1; may_spin && now >> 32 == seen; now = ticket.load(std::memory_order_acquire), ++tries) {
       pause();
-      if (tries % 64 == 0 && std::chrono::steady_clock::now() > until) break;
+      if (tries % 64 == 0 && (is_on_callers_core() || std::chrono::steady_clock::now() > until)) break;
     }
     if (now >> 32 == seen) {
       std::unique_lock guard(bed);
+      place.is_parked = true;
       parked.fetch_add(1, std::memory_order_seq_cst);
       alarm.wait(guard, [&] { return (now = ticket.load(std::memory_order_seq_cst)) >> 32 != seen; });
       parked.fetch_sub(1, std::memory_order_relaxed);
+      place.is_parked = false;
     }
     seen = now >> 32;
+    if (is_on_callers_core()) place.keep_off(core.load(std::memory_order_relaxed));
     if ((now & kClosed) != kClosed) help(seat);
+    place.roam();
   }
 }
 

@@ -13,12 +13,18 @@ class RandomStream {
  public:
   explicit RandomStream(uint64_t seed);
 
-  // values (n): those at position, position + 1, … of the stream.
+  // values (n): those at position, position + 1, … of the stream. With the processor's AES instructions where it has
+  // them.
   void get(uint64_t position, uint32_t* values, size_t n) const;
+  // The same from tables, on any machine.
+  void get_from_tables(uint64_t position, uint32_t* values, size_t n) const;
 
  private:
-  uint32_t round_keys_[44];
+  uint32_t round_keys_[44];  // as FIPS 197 numbers them: words of four bytes, the first one uppermost
 };
+
+// A seed that differs from run to run.
+uint64_t unpredictable_seed();
 
 // A value spread over low … high; high itself can occur, by rounding.
 inline float uniform(uint32_t value, float low, float high) {

@@ -18,21 +18,13 @@ constexpr std::string_view unbuilt[] = {
     "BNNSApplyMultiheadAttention",
     "BNNSApplyMultiheadAttentionBackward",
     "BNNSBandPart",
-    "BNNSClipByGlobalNorm",
-    "BNNSClipByNorm",
-    "BNNSClipByValue",
     "BNNSCompareTensor",
     "BNNSComputeLSTMTrainingCacheCapacity",
-    "BNNSComputeNorm",
-    "BNNSComputeNormBackward",
     "BNNSCopy",
     "BNNSCreateNearestNeighbors",
-    "BNNSCreateRandomGenerator",
-    "BNNSCreateRandomGeneratorWithSeed",
     "BNNSCropResize",
     "BNNSCropResizeBackward",
     "BNNSDestroyNearestNeighbors",
-    "BNNSDestroyRandomGenerator",
     "BNNSDirectApplyBroadcastMatMul",
     "BNNSDirectApplyInTopK",
     "BNNSDirectApplyLSTMBatchBackward",
@@ -105,15 +97,7 @@ constexpr std::string_view unbuilt[] = {
     "BNNSMatMulWorkspaceSize",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
-    "BNNSOptimizerStep",
     "BNNSPermuteFilterApplyBackwardBatch",
-    "BNNSRandomFillCategoricalFloat",
-    "BNNSRandomFillNormalFloat",
-    "BNNSRandomFillUniformFloat",
-    "BNNSRandomFillUniformInt",
-    "BNNSRandomGeneratorGetState",
-    "BNNSRandomGeneratorSetState",
-    "BNNSRandomGeneratorStateSize",
     "BNNSScatter",
     "BNNSScatterND",
     "BNNSShuffle",
@@ -125,7 +109,15 @@ constexpr std::string_view unbuilt[] = {
 constexpr std::string_view built[] = {
     "BNNSArithmeticFilterApplyBackwardBatch",
     "BNNSArithmeticFilterApplyBatch",
+    "BNNSClipByGlobalNorm",
+    "BNNSClipByNorm",
+    "BNNSClipByValue",
+    "BNNSComputeNorm",
+    "BNNSComputeNormBackward",
+    "BNNSCreateRandomGenerator",
+    "BNNSCreateRandomGeneratorWithSeed",
     "BNNSDataLayoutGetRank",
+    "BNNSDestroyRandomGenerator",
     "BNNSDirectApplyActivationBatch",
     "BNNSDirectApplyQuantizer",
     "BNNSFilterApply",
@@ -152,10 +144,18 @@ constexpr std::string_view built[] = {
     "BNNSNDArrayGetDataSize",
     "BNNSNormalizationFilterApplyBackwardBatch",
     "BNNSNormalizationFilterApplyBatch",
+    "BNNSOptimizerStep",
     "BNNSPoolingFilterApplyBackwardBatch",
     "BNNSPoolingFilterApplyBackwardBatchEx",
     "BNNSPoolingFilterApplyBatch",
     "BNNSPoolingFilterApplyBatchEx",
+    "BNNSRandomFillCategoricalFloat",
+    "BNNSRandomFillNormalFloat",
+    "BNNSRandomFillUniformFloat",
+    "BNNSRandomFillUniformInt",
+    "BNNSRandomGeneratorGetState",
+    "BNNSRandomGeneratorSetState",
+    "BNNSRandomGeneratorStateSize",
     "BNNSTensorGetAllocationSize",
 };
 
@@ -294,34 +294,6 @@ size_t BNNSComputeLSTMTrainingCacheCapacity(const BNNSLayerParametersLSTM*) {
   return SIZE_MAX;
 }
 
-// optimizers, clipping, norm
-
-int BNNSOptimizerStep(BNNSOptimizerFunction, const void*, size_t, BNNSNDArrayDescriptor**,
-                      const BNNSNDArrayDescriptor**, BNNSNDArrayDescriptor**, const BNNSFilterParameters*) {
-  return not_implemented("BNNSOptimizerStep");
-}
-
-int BNNSClipByValue(BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, float, float) {
-  return not_implemented("BNNSClipByValue");
-}
-
-int BNNSClipByNorm(BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, float, uint32_t) {
-  return not_implemented("BNNSClipByNorm");
-}
-
-int BNNSClipByGlobalNorm(BNNSNDArrayDescriptor**, const BNNSNDArrayDescriptor**, size_t, float, float) {
-  return not_implemented("BNNSClipByGlobalNorm");
-}
-
-int BNNSComputeNorm(BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, BNNSNormType, uint32_t) {
-  return not_implemented("BNNSComputeNorm");
-}
-
-int BNNSComputeNormBackward(const void*, BNNSNDArrayDescriptor*, const void*, const BNNSNDArrayDescriptor*,
-                            BNNSNormType, uint32_t) {
-  return not_implemented("BNNSComputeNormBackward");
-}
-
 // embedding
 
 BNNSFilter BNNSFilterCreateLayerEmbedding(const BNNSLayerParametersEmbedding*, const BNNSFilterParameters*) {
@@ -438,51 +410,6 @@ int BNNSDirectApplyInTopK(size_t, size_t, size_t, const BNNSNDArrayDescriptor*, 
 int BNNSCompareTensor(const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*, BNNSRelationalOperator,
                       BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSCompareTensor");
-}
-
-// random numbers
-
-BNNSRandomGenerator BNNSCreateRandomGenerator(BNNSRandomGeneratorMethod, const BNNSFilterParameters*) {
-  not_implemented("BNNSCreateRandomGenerator");
-  return nullptr;
-}
-
-BNNSRandomGenerator BNNSCreateRandomGeneratorWithSeed(BNNSRandomGeneratorMethod, uint64_t,
-                                                      const BNNSFilterParameters*) {
-  not_implemented("BNNSCreateRandomGeneratorWithSeed");
-  return nullptr;
-}
-
-void BNNSDestroyRandomGenerator(BNNSRandomGenerator) { not_implemented("BNNSDestroyRandomGenerator"); }
-
-size_t BNNSRandomGeneratorStateSize(BNNSRandomGenerator) {
-  not_implemented("BNNSRandomGeneratorStateSize");
-  return 0;
-}
-
-int BNNSRandomGeneratorGetState(BNNSRandomGenerator, size_t, void*) {
-  return not_implemented("BNNSRandomGeneratorGetState");
-}
-
-int BNNSRandomGeneratorSetState(BNNSRandomGenerator, size_t, void*) {
-  return not_implemented("BNNSRandomGeneratorSetState");
-}
-
-int BNNSRandomFillUniformFloat(BNNSRandomGenerator, BNNSNDArrayDescriptor*, float, float) {
-  return not_implemented("BNNSRandomFillUniformFloat");
-}
-
-int BNNSRandomFillUniformInt(BNNSRandomGenerator, BNNSNDArrayDescriptor*, int64_t, int64_t) {
-  return not_implemented("BNNSRandomFillUniformInt");
-}
-
-int BNNSRandomFillNormalFloat(BNNSRandomGenerator, BNNSNDArrayDescriptor*, float, float) {
-  return not_implemented("BNNSRandomFillNormalFloat");
-}
-
-int BNNSRandomFillCategoricalFloat(BNNSRandomGenerator, const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                   bool) {
-  return not_implemented("BNNSRandomFillCategoricalFloat");
 }
 
 // nearest neighbours

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/pool.h"
+#include "convolution/segments.h"
 
 namespace obn::portable::convolution::depthwise {
 extern const obn::convolution::depthwise::Kernels kernels;
@@ -212,11 +213,7 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
     kernels.weight_gradient(plan, call, c, std::min(plan.block, s.in_channels - c), from, to - from,
                             sums + part * all + c * per_channel, scratch());
   });
-  for (size_t i = 0; i < all; ++i) {
-    double total = call.accumulate ? call.dw[i] : 0.0;
-    for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];
-    call.dw[i] = static_cast<float>(total);
-  }
+  add_segments(sums, segments, all, call.accumulate, call.dw);
 }
 
 }  // namespace depthwise

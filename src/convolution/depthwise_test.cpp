@@ -61,6 +61,23 @@ TEST(depthwise_infinity_stays_local) {
           make_problem(1, 2, 1, make_axis(w, 3, stride, 1, 0, 0), make_axis(7, 3, stride, 1, 0, 0)), random);
 }
 
+// Nor does it leave the band of rows it was met in.
+TEST(depthwise_infinity_in_large_planes) {
+  Random random{7};
+  for (int round = 0; round < 8; ++round)
+    passes.check_infinity(make_problem(1, 2, 1, make_axis(150, 3, 1, 1, 0, 0), make_axis(75, 3, 1, 1, 0, 0)), random);
+}
+
+TEST(depthwise_every_padding_of_3x3) {
+  Random random{8};
+  for (int64_t before = 0; before <= 3; ++before)
+    for (int64_t after = 0; after <= 3; ++after)
+      for (int64_t size : {1, 2, 3, 16, 19, 33})
+        passes.check(make_problem(2, 2, 1 + random.below(2), make_axis(size, 3, 1, 1, before, after),
+                                  make_axis(size / 2 + 1, 3, 1, 1, after, before)),
+                     random.below(3), random);
+}
+
 TEST(depthwise_same_bits_for_any_threads) {
   Random random{6};
   for (size_t c : {2, 40})

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/pool.h"
+#include "convolution/segments.h"
 
 namespace obn::portable::convolution::narrow {
 extern const obn::convolution::narrow::Kernels kernels;
@@ -38,7 +39,7 @@ constexpr size_t kLeastRows = 4;                      // of a band, unless the s
 constexpr size_t kMostSums = size_t{1} << 14;         // O·T: dw keeps a vector of each in scratch
 constexpr size_t kPieceValues = size_t{1} << 15;      // of y or dz in one piece: some 10 us
 constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in one go: bounds the rounding error
-constexpr size_t kLeastSegments = 16;
+constexpr size_t kLeastSegments = 8;
 
 // The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
 bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
@@ -158,11 +159,7 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
     const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
     kernels.weight_gradient(plan, call, from, to - from, sums + part * all, scratch());
   });
-  for (size_t i = 0; i < all; ++i) {
-    double total = call.accumulate ? call.dw[i] : 0.0;
-    for (size_t part = 0; part < segments; ++part) total += sums[part * all + i];
-    call.dw[i] = static_cast<float>(total);
-  }
+  add_segments(sums, segments, all, call.accumulate, call.dw);
 }
 
 }  // namespace narrow

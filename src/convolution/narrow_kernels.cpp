@@ -28,7 +28,8 @@ constexpr size_t kForwardOutputs = 4, kForwardVectors = 5;    // 32 registers
 constexpr size_t kGradientTaps = 9, kGradientVectors = 3;
 constexpr size_t kWeightOutputs = 3, kWeightTaps = 9;
 #endif
-constexpr size_t kRowsAtOnce = 8;  // of dx, where columns must be joined
+constexpr size_t kRowsAtOnce = 8;                // of dx, where columns must be joined
+constexpr size_t kStagedFloats = size_t{1} << 12;  // dw: samples that are staged together, half a first-level cache
 
 // The next part of `left` things cut into the fewest parts of at most `limit`, evenly.
 OBN_INLINE size_t next_part(size_t left, size_t limit) {
@@ -53,51 +54,75 @@ OBN_INLINE void by_vectors(size_t n, size_t limit, const Body& body) {
 
 // ---- the stage ----
 
-// to(q) = row(stride·q + offset), zero outside the n columns of the row. Spills behind the last of them.
-OBN_INLINE void copy_shifted(const float* row, int64_t n, int64_t stride, int64_t offset, int64_t columns, float* to) {
-  int64_t first = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
-  int64_t end = n > offset ? (n - offset + stride - 1) / stride : 0;
-  if (end > columns) end = columns;
-  if (first >= end) return fill_zeros(to, as_size(columns));
-  if (first > 0) fill_zeros(to, as_size(first));
-  const float* from = row + stride * first + offset;
-  const size_t count = as_size(end - first);
+// Which columns q of the stage are inside a row of n values: those of row(stride·q + offset).
+struct Inside {
+  size_t first, end;
+};
+OBN_INLINE Inside columns_inside(int64_t n, int64_t stride, int64_t offset, int64_t columns) {
+  const int64_t first = offset >= 0 ? 0 : (-offset + stride - 1) / stride;
+  const int64_t end = n > offset ? (n - offset + stride - 1) / stride : 0;
+  const int64_t last = end < columns ? end : columns;
+  return first < last ? Inside{as_size(first), as_size(last)} : Inside{0, 0};
+}
+
+// to(q) = from(stride·q) for the columns inside, zero for the others. Spills behind the last of them.
+OBN_INLINE void copy_shifted(const float* from, size_t stride, Inside inside, size_t columns, float* to) {
+  fill_zeros(to, inside.first);
+  from += stride * inside.first;
+  const size_t count = inside.end - inside.first;
   if (stride == 1) {
-    copy_row(from, count, to + first);
+    copy_row(from, count, to + inside.first);
   } else {
     size_t i = 0;
     if (stride == 2) {
-      for (; 2 * (i + kLanes) < 2 * count; i += kLanes) {
+      for (; i + kLanes < count; i += kLanes) {
         F even, odd;
         split_pairs(load(from + 2 * i), load(from + 2 * i + kLanes), &even, &odd);
-        store(to + as_size(first) + i, even);
+        store(to + inside.first + i, even);
       }
     }
-    for (; i < count; ++i) to[as_size(first) + i] = from[as_size(stride) * i];
+    for (; i < count; ++i) to[inside.first + i] = from[stride * i];
   }
-  if (end < columns) fill_zeros(to + end, as_size(columns - end));
+  fill_zeros(to + inside.end, columns - inside.end);
 }
 
-// The copies of one sample's x under rows [from, from + count) of y.
+// Rows of the stage, each from a row of x. Where a load can leave lanes out, columns go kLanes at a time, the last ones
+// first and rows in order: what spills behind a row is then overwritten.
+OBN_INLINE void copy_rows(const float* from, size_t from_row, size_t stride, Inside inside, size_t rows, size_t columns,
+                          float* to) {
+  if (kLanes == 16 && stride == 1) {
+    for (size_t j = (columns - 1) / kLanes * kLanes; j < columns; j -= kLanes) {  // past 0 it is not below columns
+      const size_t end = least(kLanes, inside.end - least(inside.end, j));
+      const Keep keep = keep_lanes(least(inside.first - least(inside.first, j), end), end);
+      for (size_t r = 0; r < rows; ++r) store(to + r * columns + j, load_kept(from + r * from_row + j, keep));
+    }
+    return;
+  }
+  for (size_t r = 0; r < rows; ++r) copy_shifted(from + r * from_row, stride, inside, columns, to + r * columns);
+}
+
+// The copies of one sample's x under rows [from, from + count) of y, in the order in which they lie: each may spill into
+// the next.
 void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, size_t from, size_t count,
                  float* stage) {
   const Problem& s = plan.problem;
-  const size_t q = as_size(s.x.out), rows = plan.stage_rows - plan.band + count;
-  const size_t residues = least(as_size(s.y.stride), as_size(s.y.dilation * (s.y.kernel - 1)) + 1);
+  const size_t q = as_size(s.x.out), rows = plan.stage_rows - plan.band + count, stride = as_size(s.y.stride);
+  const size_t residues = least(stride, as_size(s.y.dilation * (s.y.kernel - 1)) + 1);
   for (size_t c = 0; c < s.in_channels; ++c) {
     const float* plane = x.data + n * x.sample + c * x.plane;
     for (int64_t kx = 0; kx < s.x.kernel; ++kx) {
-      float* copy = stage + (c * as_size(s.x.kernel) + as_size(kx)) * plan.copy;
-      for (size_t r = 0; r < residues; ++r) {
-        float* to = copy + r * plan.stage_rows * q;
-        for (size_t i = 0; i < rows; ++i, to += q) {
-          const int64_t v = s.y.stride * static_cast<int64_t>(from + i) + static_cast<int64_t>(r) - s.y.before;
-          if (v >= 0 && v < s.y.in) {
-            copy_shifted(plane + as_size(v) * x.row, s.x.in, s.x.stride, s.x.dilation * kx - s.x.before, s.x.out, to);
-          } else {
-            fill_zeros(to, q);
-          }
-        }
+      const int64_t offset = s.x.dilation * kx - s.x.before;
+      const Inside inside = columns_inside(s.x.in, s.x.stride, offset, s.x.out);
+      float* to = stage + (c * as_size(s.x.kernel) + as_size(kx)) * plan.copy;
+      for (size_t r = 0; r < residues; ++r, to += plan.stage_rows * q) {
+        const Places places = places_inside(s.y, r);
+        const size_t first = least(most(places.first, from) - from, rows);
+        const size_t end = least(most(places.end, from + first) - from, rows);
+        fill_zeros(to, first * q);
+        if (first < end)
+          copy_rows(plane + (stride * (from + first) + r - as_size(s.y.before)) * x.row + offset, stride * x.row,
+                    as_size(s.x.stride), inside, end - first, q, to + first * q);
+        fill_zeros(to + end * q, (rows - end) * q);
       }
     }
   }
@@ -116,22 +141,24 @@ struct Sum {
   size_t y_plane;
 };
 
-template <size_t kOutputs, size_t kVectors>
+// kTaps is the number of taps where it is known, else 0: a short loop that is spelled out takes a fifth less time.
+template <size_t kOutputs, size_t kVectors, size_t kTaps>
 void sum_taps(const Sum& s, size_t p, size_t values) {
   F sums[kOutputs][kVectors];
 #pragma GCC unroll 8
   for (size_t o = 0; o < kOutputs; ++o)
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v) sums[o][v] = splat(s.bias ? s.bias[o] : 0.0f);
-  const float* w = s.w;
-  for (size_t t = 0; t < s.taps; ++t, ++w) {
+  const size_t taps = kTaps > 0 ? kTaps : s.taps;
+#pragma GCC unroll 9
+  for (size_t t = 0; t < taps; ++t) {
     const float* x = s.x + s.at[t] + p;
     F pixels[kVectors];
 #pragma GCC unroll 8
     for (size_t v = 0; v < kVectors; ++v) pixels[v] = held(load(x + v * kLanes));
 #pragma GCC unroll 8
     for (size_t o = 0; o < kOutputs; ++o) {
-      const F weight = splat(w[o * s.taps]);
+      const F weight = splat(s.w[o * taps + t]);
 #pragma GCC unroll 8
       for (size_t v = 0; v < kVectors; ++v) sums[o][v] += weight * pixels[v];
     }
@@ -150,28 +177,29 @@ void sum_taps(const Sum& s, size_t p, size_t values) {
   }
 }
 
-template <size_t kOutputs>
+template <size_t kOutputs, size_t kTaps>
 void sum_run(const Sum& s, size_t n) {
   by_vectors(n, kForwardVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
     if constexpr (kForwardVectors >= 5) {
-      if (vectors == 5) return sum_taps<kOutputs, 5>(s, p, values);
-      if (vectors == 4) return sum_taps<kOutputs, 4>(s, p, values);
-      if (vectors == 3) return sum_taps<kOutputs, 3>(s, p, values);
+      if (vectors == 5) return sum_taps<kOutputs, 5, kTaps>(s, p, values);
+      if (vectors == 4) return sum_taps<kOutputs, 4, kTaps>(s, p, values);
+      if (vectors == 3) return sum_taps<kOutputs, 3, kTaps>(s, p, values);
     }
-    if (vectors == 2) return sum_taps<kOutputs, 2>(s, p, values);
-    sum_taps<kOutputs, 1>(s, p, values);
+    if (vectors == 2) return sum_taps<kOutputs, 2, kTaps>(s, p, values);
+    sum_taps<kOutputs, 1, kTaps>(s, p, values);
   });
 }
 
+template <size_t kTaps>
 void sum_outputs(const Sum& s, size_t outputs, size_t n) {
   if constexpr (kForwardOutputs >= 6) {
-    if (outputs == 6) return sum_run<6>(s, n);
-    if (outputs == 5) return sum_run<5>(s, n);
+    if (outputs == 6) return sum_run<6, kTaps>(s, n);
+    if (outputs == 5) return sum_run<5, kTaps>(s, n);
   }
-  if (outputs == 4) return sum_run<4>(s, n);
-  if (outputs == 3) return sum_run<3>(s, n);
-  if (outputs == 2) return sum_run<2>(s, n);
-  sum_run<1>(s, n);
+  if (outputs == 4) return sum_run<4, kTaps>(s, n);
+  if (outputs == 3) return sum_run<3, kTaps>(s, n);
+  if (outputs == 2) return sum_run<2, kTaps>(s, n);
+  sum_run<1, kTaps>(s, n);
 }
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
@@ -189,8 +217,9 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
       const size_t now = next_part(s.out_channels - o, kForwardOutputs);
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
       for (size_t r = 0; r < runs; ++r)
-        sum_outputs({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr,
-                     y + r * f.y.row, f.y.plane}, now, run);
+        (plan.taps == 9 ? sum_outputs<9> : sum_outputs<0>)(
+            {stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr, y + r * f.y.row,
+             f.y.plane}, now, run);
       for (size_t i = 0; i < now; ++i) activate(f.activation, y + i * f.y.plane, f.y.row, rows, q);
       o += now;
     }
@@ -403,7 +432,7 @@ void input_gradient(const Plan& plan, const InputGradient& call, size_t first_un
 
 // ---- dw ----
 
-// sums(o, t) += dz(o, p) · x(at(t) + p), lane by lane over a run of n pixels
+// sums(o, t) += dz(o, p) · x(at(t) + p), lane by lane over runs of n pixels
 struct Products {
   const float* dz;
   size_t dz_plane;
@@ -412,6 +441,8 @@ struct Products {
   F* sums;
   size_t sums_row;
   size_t n;
+  size_t runs;
+  size_t dz_step, x_step;  // from one run to the next
 };
 
 // Lanes outside the run are zeros on both sides, so that nothing that lies there can reach a sum.
@@ -422,26 +453,29 @@ void multiply(const Products& s) {
   for (size_t o = 0; o < kOutputs; ++o)
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
-  size_t p = 0;
-  for (; p + kLanes <= s.n; p += kLanes) {
-    F gradient[kOutputs];
+  const float* dz = s.dz;
+  const float* x = s.x;
+  for (size_t run = 0; run < s.runs; ++run, dz += s.dz_step, x += s.x_step) {
+    size_t p = 0;
+    for (; p + kLanes <= s.n; p += kLanes) {
+      F gradient[kOutputs];
 #pragma GCC unroll 4
-    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load(s.dz + o * s.dz_plane + p);
+      for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load(dz + o * s.dz_plane + p);
 #pragma GCC unroll 16
-    for (size_t t = 0; t < kTaps; ++t) {
-      const F pixels = held(load(s.x + s.at[t] + p));
+      for (size_t t = 0; t < kTaps; ++t) {
+        const F pixels = held(load(x + s.at[t] + p));
 #pragma GCC unroll 4
-      for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+        for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+      }
     }
-  }
-  if (p < s.n) {
+    if (p == s.n) continue;
     const Keep keep = keep_lanes(0, s.n - p);
     F gradient[kOutputs];
 #pragma GCC unroll 4
-    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_first(s.dz + o * s.dz_plane + p, s.n - p);
+    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_first(dz + o * s.dz_plane + p, s.n - p);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) {
-      const F pixels = load_kept(s.x + s.at[t] + p, keep);
+      const F pixels = load_kept(x + s.at[t] + p, keep);
 #pragma GCC unroll 4
       for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
     }
@@ -469,6 +503,25 @@ constexpr MultiplyOutputs kMultiply[] = {
 };
 static_assert(sizeof kMultiply == kWeightTaps * sizeof(MultiplyOutputs) && kWeightOutputs == 3);
 
+// All outputs and taps; `p` says where dz, x and the runs are.
+void multiply_all(const Plan& plan, Products p, F* sums) {
+  const size_t outputs = plan.problem.out_channels;
+  const float* dz = p.dz;
+  p.sums_row = plan.taps;
+  for (size_t o = 0; o < outputs;) {
+    const size_t some = next_part(outputs - o, kWeightOutputs);
+    p.dz = dz + o * p.dz_plane;
+    for (size_t t = 0; t < plan.taps;) {
+      const size_t now = next_part(plan.taps - t, kWeightTaps);
+      p.at = plan.at + t;
+      p.sums = sums + o * plan.taps + t;
+      kMultiply[now - 1](p, some);
+      t += now;
+    }
+    o += some;
+  }
+}
+
 void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first, size_t count, float* dw,
                      std::byte* work) {
   const Problem& s = plan.problem;
@@ -476,23 +529,29 @@ void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first,
   F* sums = reinterpret_cast<F*>(work);  // (O, T) vectors
   float* stage = reinterpret_cast<float*>(work) + round_up(all * kLanes + kLanes * kLanes);
   for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
-  for (size_t n = first; n < first + count; ++n) {
+  // Small images without gaps are done several at a time: sums then stay in registers for longer.
+  const size_t step = round_up(plan.stage_floats);
+  const size_t at_once = plan.bands == 1 && call.dz.row == q ? most(kStagedFloats / step, 1) : 1;
+  for (size_t n = first; n < first + count; n += at_once) {
+    const size_t samples = least(at_once, first + count - n);
     for (size_t from = 0; from < plan.rows; from += plan.band) {
       const size_t rows = least(plan.band, plan.rows - from);
-      stage_input(plan, call.x, n, from, rows, stage);
-      const size_t runs = call.dz.row == q ? 1 : rows, run = rows / runs * q;
-      for (size_t o = 0; o < s.out_channels;) {
-        const size_t outputs = next_part(s.out_channels - o, kWeightOutputs);
-        const float* dz = call.dz.data + n * call.dz.sample + o * call.dz.plane + from * call.dz.row;
-        for (size_t t = 0; t < plan.taps;) {
-          const size_t now = next_part(plan.taps - t, kWeightTaps);
-          for (size_t r = 0; r < runs; ++r)
-            kMultiply[now - 1]({dz + r * call.dz.row, call.dz.plane, stage + r * q, plan.at + t,
-                                sums + o * plan.taps + t, plan.taps, run}, outputs);
-          t += now;
-        }
-        o += outputs;
+      for (size_t i = 0; i < samples; ++i) stage_input(plan, call.x, n + i, from, rows, stage + i * step);
+      Products p = {};
+      p.dz = call.dz.data + n * call.dz.sample + from * call.dz.row;
+      p.dz_plane = call.dz.plane;
+      p.x = stage;
+      p.runs = samples;
+      p.n = rows * q;
+      p.dz_step = call.dz.sample;
+      p.x_step = step;
+      if (call.dz.row != q) {  // rows with gaps between them
+        p.runs = rows;
+        p.n = q;
+        p.dz_step = call.dz.row;
+        p.x_step = q;
       }
+      multiply_all(plan, p, sums);
     }
   }
   for (size_t i = 0; i < all; i += kLanes) {

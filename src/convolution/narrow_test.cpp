@@ -55,6 +55,14 @@ TEST(narrow_large_planes) {
   passes.check(make_problem(1, 1, 2, make_axis(99, 7, 1, 3, 9, 9), make_axis(120, 7, 3, 2, 6, 6)), 0, random);
 }
 
+// Samples that are summed several at a time, the last of a segment alone.
+TEST(narrow_many_samples) {
+  Random random{7};
+  for (size_t n : {25, 41})
+    for (size_t gap : {0, 1})
+      passes.check(make_problem(n, 1, 4, make_axis(9, 3, 1, 1, 1, 1), make_axis(7, 3, 1, 1, 1, 1)), gap, random);
+}
+
 TEST(narrow_infinity_stays_local) {
   Random random{5};
   for (int64_t w : {5, 7, 9, 17, 20, 33})

@@ -157,43 +157,56 @@ Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
 // What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
 // there are several down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
+constexpr size_t kLine = 16;                      // floats of a cache line
+constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
 bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
-size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k + kPackSlack, kPackSlack); }
+size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k, kLine); }
 size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
 
-void share_a(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* to) {
-  const size_t depth = even_part(p.k, kDepth);
-  parallel(cut.down, threads, [&](size_t down) {
-    const Block block = cut.block(p, down * cut.across);
-    for (size_t first = 0; first < p.k; first += depth)
-      kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first),
-                     to + down * shared_a_block(cut.rows, p.k) + first * block.rows);
-  });
+struct Shared {
+  float* a = nullptr;  // NULL: not shared
+  float* b = nullptr;
+};
+
+void pack_part_of_a(const Product& p, const Cut& cut, const Kernels& kernels, size_t piece, float* to) {
+  const size_t depth = even_part(p.k, kDepth), cuts = divide_up(p.k, depth);
+  const size_t part = piece % kPackParts, first = piece / kPackParts % cuts * depth, down = piece / kPackParts / cuts;
+  const Block block = cut.block(p, down * cut.across);
+  kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first), part, kPackParts,
+                 to + down * shared_a_block(cut.rows, p.k) + first * block.rows);
 }
 
-void share_b(const Product& p, const Kernels& kernels, size_t threads, float* to) {
+void pack_tile_of_b(const Product& p, const Kernels& kernels, size_t tile, float* to) {
   const size_t depth = even_part(p.k, kDepth), width = kernels.tile_columns, whole = round_up(p.n, width);
-  parallel(whole / width, threads, [&](size_t tile) {
-    const size_t column = tile * width;
-    for (size_t first = 0; first < p.k; first += depth) {
-      const size_t steps = std::min(depth, p.k - first);
-      kernels.pack_b(p.b, column, std::min(width, p.n - column), first, steps, to + first * whole + column * steps);
+  const size_t column = tile * width;
+  for (size_t first = 0; first < p.k; first += depth) {
+    const size_t steps = std::min(depth, p.k - first);
+    kernels.pack_b(p.b, column, std::min(width, p.n - column), first, steps, to + first * whole + column * steps);
+  }
+}
+
+void pack_shared(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, const Shared& to) {
+  const size_t of_a = to.a ? cut.down * divide_up(p.k, even_part(p.k, kDepth)) * kPackParts : 0;
+  const size_t of_b = to.b ? divide_up(p.n, kernels.tile_columns) : 0;
+  parallel(of_a + of_b, threads, [&](size_t piece) {
+    if (piece < of_a) {
+      pack_part_of_a(p, cut, kernels, piece, to.a);
+    } else {
+      pack_tile_of_b(p, kernels, piece - of_a, to.b);
     }
   });
 }
 
 void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* work) {
-  const bool is_a_shared = cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k);
-  float* a = work && is_a_shared ? work : nullptr;
-  float* b = nullptr;
+  Shared shared;
+  if (work && cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k)) shared.a = work;
   if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
-    b = a ? work + cut.down * shared_a_block(cut.rows, p.k) : work;
-  if (a) share_a(p, cut, kernels, threads, a);
-  if (b) share_b(p, kernels, threads, b);
+    shared.b = shared.a ? work + cut.down * shared_a_block(cut.rows, p.k) : work;
+  pack_shared(p, cut, kernels, threads, shared);
   parallel(cut.down * cut.across, threads, [&](size_t ticket) {
-    const float* rows = a ? a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;
-    kernels.packed(p, cut.block(p, ticket), rows, b, reinterpret_cast<float*>(scratch()));
+    const float* a = shared.a ? shared.a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;
+    kernels.packed(p, cut.block(p, ticket), a, shared.b, reinterpret_cast<float*>(scratch()));
   });
 }
 
@@ -236,7 +249,7 @@ size_t work_bytes(const Product& product) {
   const Product p = simplified(product);
   size_t values = 0;
   if (p.n > kNarrowestTile && can_share(p.m * p.k))  // narrower products are not cut across
-    values += p.m * p.k + divide_up(p.m, kLowestBlock) * 2 * kPackSlack;
+    values += p.m * p.k + divide_up(p.m, kLowestBlock) * kLine;
   if (p.m > kLowestBlock && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
   return values * sizeof(float);
 }

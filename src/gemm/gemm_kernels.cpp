@@ -87,6 +87,11 @@ OBN_INLINE F up_to(const typename Type::Value* p, size_t n) {
   return n >= kLanes ? Type::whole(p) : Type::some(p, n);
 }
 
+OBN_INLINE void store_up_to(float* p, F v, size_t n) {
+  if (n >= kLanes) return store(p, v);
+  store_first(p, v, n);
+}
+
 // An operand as a panel sees it: lines (rows of a, columns of b) across, k down.
 struct Source {
   const Operand& operand;
@@ -107,6 +112,12 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
   transpose(v);
 }
 
+// Rows of a panel that can be written as whole vectors without leaving it.
+OBN_INLINE size_t loose_rows(size_t width, size_t depth) {
+  const size_t vectors = (width + kLanes - 1) / kLanes, last = (vectors * kLanes + width - 1) / width - 1;
+  return depth > last ? depth - last : 0;
+}
+
 // Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache: so every
 // cache line is read by a single load, and where rows of the panel are whole vectors, one vector of lines is done after
 // the other.
@@ -114,6 +125,7 @@ template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
   const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
+  const size_t loose = loose_rows(width, depth);
   const size_t misaligned = line % kLanes == 0 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
   for (size_t g = 0; g < vectors; g += at_once) {
     for (size_t p = 0, steps = kLanes - misaligned; p < depth; p += steps, steps = kLanes) {
@@ -121,8 +133,15 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
       F v[kMostVectors][kLanes];
       for (size_t i = 0; i < at_once; ++i)
         load_turned<Type>(from, line, lines, (g + i) * kLanes, p, steps, v[i]);
-      for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
+      size_t q = 0;
+      for (; q < steps && p + q < loose; ++q)  // in order: what a row scribbles behind its end, the next one writes over
         for (size_t i = 0; i < at_once; ++i) store(to + (p + q) * width + (g + i) * kLanes, v[i][q]);
+      for (; q < steps; ++q) {
+        for (size_t i = 0; i < at_once; ++i) {
+          const size_t first = (g + i) * kLanes;
+          store_up_to(to + (p + q) * width + first, v[i][q], width - first);
+        }
+      }
     }
   }
 }
@@ -135,14 +154,15 @@ OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, siz
   const size_t reach = step >= vectors * kLanes ? depth - 1 : 0;  // steps whose memory can be read to whole vectors
   size_t p = 0;
   if (lines == width) {
-    for (; p < reach; ++p)
+    for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p)
       for (size_t g = 0; g < vectors; ++g)
         store(to + p * width + g * kLanes, Type::whole(from + p * step + g * kLanes));
   }
   for (; p < depth; ++p) {
     for (size_t g = 0; g < vectors; ++g) {
       const size_t first = g * kLanes;
-      store(to + p * width + first, first < lines ? up_to<Type>(from + p * step + first, lines - first) : F{});
+      store_up_to(to + p * width + first, first < lines ? up_to<Type>(from + p * step + first, lines - first) : F{},
+                  width - first);
     }
   }
 }
@@ -157,8 +177,7 @@ template <class Type>
       to[p * width + i] = i < lines ? Type::one(from + i * s.line + p * s.step) : 0.0f;
 }
 
-// to[p · width + i] = value p of line i, 0 for lines that are not there. Up to kLanes - 1 floats behind the panel are
-// scribbled on where width is not made of whole vectors.
+// to[p · width + i] = value p of line i, 0 for lines that are not there.
 void pack(const Source& s, size_t lines, size_t width, size_t depth, float* to) {
   if (s.operand.type == BNNSDataTypeFloat32) return pack_as<Float32>(s, lines, width, depth, to);
   if (s.operand.type == BNNSDataTypeBFloat16) return pack_as<Half<true>>(s, lines, width, depth, to);
@@ -171,12 +190,15 @@ struct Panels {
 
   explicit Panels(size_t all) : count(row_panels(all)), rows(all / count), longer(all % count) {}
   size_t rows_of(size_t panel) const { return rows + (panel < longer ? 1 : 0); }
+  size_t row_of(size_t panel) const { return panel * rows + least(panel, longer); }
 };
 
-void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to) {
+void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
+            float* to) {
   const Panels panels(rows);
-  for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
-    const size_t height = panels.rows_of(r);
+  const size_t end = panels.count * (part + 1) / parts;
+  for (size_t r = panels.count * part / parts; r < end; ++r) {
+    const size_t height = panels.rows_of(r), i = panels.row_of(r);
     pack({a, (row + i) * a.row + first * a.column, a.row, a.column}, height, height, depth, to + i * depth);
   }
 }
@@ -297,7 +319,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   float* own_a = packed_a || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
-    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, own_a);
+    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, 0, 1, own_a);
     const float* a = packed_a ? packed_a + first * block.rows : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);

@@ -39,7 +39,6 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
   return columns <= kFewColumns && p.a.column == 1 && p.a.row % kHalfPage != 0;
 }
 
-inline constexpr size_t kPackSlack = 64;     // floats behind packed rows of a that are scribbled on
 inline constexpr size_t kFewRows = 4;        // that few_rows() can do
 inline constexpr size_t kRowStrip = 1024;    // columns that it does at a time
 
@@ -49,8 +48,10 @@ struct Kernels {
   size_t tile_rows;
   size_t tile_columns;
 
-  // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32.
-  void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, float* to);
+  // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32;
+  // only the panels of one part of several.
+  void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
+                 float* to);
 
   // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros at the end.
   void (*pack_b)(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to);
@@ -58,7 +59,7 @@ struct Kernels {
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
   // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them, and the block begins at a tile;
   // NULL: packs them itself.
-  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth + kPackSlack).
+  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth).
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
   // Straight from the operands: float32, b.column == 1.
   void (*plain)(const Product& product, const Block& block);

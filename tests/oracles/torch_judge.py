@@ -1,5 +1,7 @@
 """PyTorch autograd in float64 as a judge. Import only where torch is installed."""
 
+from types import SimpleNamespace
+
 import torch
 import torch.nn.functional as F
 
@@ -112,6 +114,62 @@ def loss(case, x, labels):
         y = measure(rows, truth, **reduction)
     y.backward()
     return y.detach().numpy(), x.grad.numpy()
+
+
+def normalization(x, gamma, beta, dy, case, moving=(None, None)):
+    """y, dx, dgamma, dbeta of one training call, and the running mean and variance after it."""
+    x = _leaf(x)
+    shape = (case.channels,) if case.kind != "layer" else case.parameter_shape
+    gamma = _leaf(torch.ones(shape).numpy() if gamma is None else gamma)
+    beta = _leaf(torch.zeros(shape).numpy() if beta is None else beta)
+    mean, variance = (None if m is None else torch.tensor(m, dtype=torch.float64) for m in moving)
+    if case.kind == "batch":
+        z = F.batch_norm(x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon)
+    elif case.kind == "instance":
+        z = F.instance_norm(x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon)
+    elif case.kind == "group":
+        z = F.group_norm(x, case.groups, gamma, beta, case.epsilon)
+    else:  # gamma and beta may be as large as a sample
+        z = F.layer_norm(x, case.shape[1 + case.axis :], eps=case.epsilon) * gamma + beta
+    y = ACTIVATIONS[case.activation](z, case.alpha, case.beta)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    return SimpleNamespace(
+        y=y.detach().numpy(), dx=x.grad.numpy(), dgamma=gamma.grad.numpy(),
+        dbeta=beta.grad.numpy(), mean=None if mean is None else mean.numpy(),
+        variance=None if variance is None else variance.numpy(),
+    )  # fmt: skip
+
+
+ARITHMETIC = {
+    "negative": torch.neg,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "multiply_no_nan": lambda a, b: torch.where(b == 0, torch.zeros_like(a * b), a * b),
+    "divide_no_nan": lambda a, b: torch.where(b == 0, torch.zeros_like(a * b), a / b),
+    "floor_divide": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc_divide": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "trunc_remainder": torch.fmod,
+    "multiply_add": lambda a, b, c: a * b + c,
+    "select": lambda a, b, c: torch.where(a != 0, b, c),
+}  # the others have their names in torch
+
+
+def arithmetic(inputs, dy, case):
+    """y, and the gradients of all inputs as they came: what has no batch beside samples gets it."""
+    leaves = [_leaf(array) for array in inputs]
+    lead = case.output_kind == "sample"
+    wide = [
+        leaf[None] if lead and case.kinds[k] != "sample" else leaf for k, leaf in enumerate(leaves)
+    ]
+    function = ARITHMETIC.get(case.function) or getattr(torch, case.function)
+    z = function(*wide)
+    y = ACTIVATIONS[case.activation](z, case.alpha, case.beta).expand(case.full_output)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    gradients = [
+        torch.zeros_like(leaf).numpy() if leaf.grad is None else leaf.grad.numpy()
+        for leaf in leaves
+    ]
+    return y.detach().numpy(), gradients
 
 
 def _leaf(values):

@@ -179,6 +179,66 @@ static int count_fully_connected(size_t batch, size_t in, size_t out) {
     return failures;
 }
 
+static BNNSNDArrayDescriptor vector(size_t count, float *data) {
+    BNNSNDArrayDescriptor d = {0};
+    d.layout = BNNSDataLayoutVector;
+    d.size[0] = count;
+    d.data = data;
+    d.data_type = BNNSDataTypeFloat32;
+    return d;
+}
+
+/* Adam on two tensors, clipped by their joint norm; then the clip functions and the norm. */
+static int optimizer_step(void) {
+    BNNSNDArrayDescriptor d[] = {vector(IN, x),          vector(7, y),      vector(IN, z),
+                                 vector(7, dy),          vector(IN, dx),    vector(7, y + 8),
+                                 vector(IN, dx + IN),    vector(7, y + 16), vector(IN, dx + 2 * IN)};
+    BNNSNDArrayDescriptor *parameters[] = {&d[0], &d[1]}, *moments[] = {&d[4], &d[5], &d[6], &d[7]};
+    const BNNSNDArrayDescriptor *gradients[] = {&d[2], &d[3]};
+    BNNSOptimizerAdamWithClippingFields adam = {0};
+    adam.learning_rate = adam.beta1 = adam.beta2 = 0.5f;
+    adam.time_step = adam.gradient_scale = adam.clip_gradients_max_norm = 1.0f;
+    adam.epsilon = 1e-6f;
+    adam.clipping_func = BNNSOptimizerClippingByGlobalNorm;
+    float norm;
+    BNNSNDArrayDescriptor single = vector(1, &norm);
+    return BNNSOptimizerStep(BNNSOptimizerFunctionAdamWithClipping, &adam, 2, parameters, gradients,
+                             moments, NULL) ||
+           BNNSClipByValue(&d[8], &d[2], -1, 1) || BNNSClipByNorm(&d[8], &d[2], 1, 0) ||
+           BNNSClipByGlobalNorm(&moments[0], gradients, 2, 1, 0) ||
+           BNNSComputeNorm(&single, &d[2], BNNSL2Norm, 0);
+}
+
+static int random_step(BNNSRandomGenerator generator) {
+    BNNSNDArrayDescriptor many = vector(IN, z), weights = vector(7, dy), draws = vector(1000, dx);
+    return BNNSRandomFillUniformFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillNormalFloat(generator, &many, 0, 1) ||
+           BNNSRandomFillCategoricalFloat(generator, &draws, &weights, false);
+}
+
+static int count_optimizer(void) {
+    if (optimizer_step()) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += optimizer_step();
+    atomic_store(&counting, 0);
+    printf("optimizer: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int count_random(void) {
+    BNNSRandomGenerator generator =
+        BNNSCreateRandomGeneratorWithSeed(BNNSRandomGeneratorMethodAES_CTR, 1, NULL);
+    if (!generator || random_step(generator)) return 1;
+    int failures = 0;
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += random_step(generator);
+    atomic_store(&counting, 0);
+    BNNSDestroyRandomGenerator(generator);
+    printf("random: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 static int loss_step(BNNSFilter filter, size_t batch, size_t n) {
     float loss, one = 1;
     size_t single = 1;
@@ -205,6 +265,114 @@ static int count_loss(uint32_t function, size_t batch, size_t n) {
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("loss %u %zux%zu: %d\n", (unsigned)function, batch, n, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+/* kind, side of the images (0: vectors), and the two numbers that some kinds have */
+typedef struct {
+    const char *name;
+    BNNSFilterType type;
+    size_t side, groups, axis;
+    uint32_t activation;
+} Normalization;
+
+static int normalization_step(BNNSFilter filter, BNNSNDArrayDescriptor side, size_t size, BNNSNDArrayDescriptor sums) {
+    BNNSNDArrayDescriptor in_delta = side, out_delta = side, beta = sums, gamma = sums;
+    in_delta.data = dx;
+    out_delta.data = x;
+    beta.data = dw;
+    gamma.data = dw + WEIGHTS / 2;
+    if (BNNSNormalizationFilterApplyBatch(filter, BATCH, x, size, z, size, true)) return 1;
+    if (BNNSNormalizationFilterApplyBackwardBatch(filter, BATCH, &in_delta, size, z, size, &out_delta, size, &beta,
+                                                  &gamma))
+        return 1;
+    return BNNSNormalizationFilterApplyBatch(filter, BATCH, x, size, z, size, false);
+}
+
+static int count_normalization(const Normalization *n) {
+    static float mean[CHANNELS], variance[CHANNELS];
+    size_t channels = CHANNELS, size = n->side ? CHANNELS * n->side * n->side : CHANNELS;
+    size_t part[] = {n->side, n->side, CHANNELS};
+    int has_moving = n->type == BNNSBatchNorm || n->type == BNNSInstanceNorm;
+    BNNSLayerParametersNormalization parameters = {0};
+    BNNSFilterParameters options = {0};
+    options.flags = BNNSFlagsUseClientPtr;
+    parameters.i_desc = n->side ? image(n->side, CHANNELS, NULL) : array(BNNSDataLayoutVector, &channels, 1, NULL);
+    parameters.o_desc = parameters.i_desc;
+    parameters.beta_desc = n->type != BNNSLayerNorm ? array(BNNSDataLayoutVector, &channels, 1, w)
+                           : n->axis == 2           ? array(BNNSDataLayoutVector, part, 1, w)
+                                                    : array(BNNSDataLayoutImageCHW, part, 3, w);
+    parameters.gamma_desc = parameters.beta_desc;
+    if (has_moving) parameters.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, mean);
+    if (has_moving) parameters.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, variance);
+    parameters.epsilon = 1e-5f;
+    parameters.num_groups = n->groups;
+    parameters.normalization_axis = n->axis;
+    parameters.activation.function = n->activation;
+    BNNSFilter filter = BNNSFilterCreateLayerNormalization(n->type, &parameters, &options);
+    if (!filter) return 1;
+    int failures = normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
+    failures += normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("normalization %s: %d\n", n->name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+/* a · b with b as large as a, or one value per channel and a parameter of the batch */
+static int arithmetic_step(BNNSFilter filter, size_t b_side) {
+    const void *in[] = {x, w};
+    const size_t b_step = b_side == 1 ? 0 : IN, strides[] = {IN, b_step};
+    BNNSNDArrayDescriptor a_delta = image(SIDE, CHANNELS, dx), b_delta = image(b_side, CHANNELS, dw);
+    BNNSNDArrayDescriptor out_delta = image(SIDE, CHANNELS, x), *deltas[] = {&a_delta, &b_delta};
+    if (BNNSArithmeticFilterApplyBatch(filter, BATCH, 2, in, strides, z, IN)) return 1;
+    return BNNSArithmeticFilterApplyBackwardBatch(filter, BATCH, 2, in, strides, deltas, strides, z, IN, &out_delta,
+                                                  IN);
+}
+
+static int count_arithmetic(const char *name, size_t b_side, uint32_t activation) {
+    BNNSArithmeticBinary fields = {0};
+    fields.in1 = fields.out = image(SIDE, CHANNELS, NULL);
+    fields.in2 = image(b_side, CHANNELS, NULL);
+    fields.in1_type = fields.out_type = BNNSSample;
+    fields.in2_type = b_side == 1 ? BNNSParameter : BNNSSample;
+    BNNSLayerParametersArithmetic parameters = {0};
+    parameters.arithmetic_function = BNNSArithmeticMultiply;
+    parameters.arithmetic_function_fields = &fields;
+    parameters.activation.function = activation;
+    BNNSFilter filter = BNNSFilterCreateLayerArithmetic(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = arithmetic_step(filter, b_side) + arithmetic_step(filter, b_side);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += arithmetic_step(filter, b_side);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("arithmetic %s: %d\n", name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int count_quantization(void) {
+    static int8_t stored[BATCH * IN];
+    size_t channels = CHANNELS;
+    BNNSLayerParametersQuantization there = {0}, back = {0};
+    there.axis_mask = back.axis_mask = 4; /* one scale per channel */
+    there.function = BNNSQuantizerFunctionQuantize;
+    back.function = BNNSQuantizerFunctionDequantize;
+    there.i_desc = image(SIDE, CHANNELS, x);
+    back.o_desc = image(SIDE, CHANNELS, z);
+    there.o_desc = back.i_desc = image(SIDE, CHANNELS, stored);
+    there.o_desc.data_type = back.i_desc.data_type = BNNSDataTypeInt8;
+    there.scale = back.scale = array(BNNSDataLayoutVector, &channels, 1, w);
+    int failures = 0;
+    for (int i = 0; i < 7; i++) {
+        atomic_store(&counting, i >= 2);
+        failures += BNNSDirectApplyQuantizer(&there, NULL, BATCH, IN, IN) != 0;
+        failures += BNNSDirectApplyQuantizer(&back, NULL, BATCH, IN, IN) != 0;
+    }
+    atomic_store(&counting, 0);
+    printf("quantization: %d\n", atomic_exchange(&allocations, 0));
     return failures;
 }
 
@@ -266,6 +434,20 @@ int main(void) {
     failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 8, 30000);
     failures += count_loss(BNNSLossFunctionHuber, 100, 1000);
     failures += count_loss(BNNSLossFunctionCosineDistance, 100, 1000);
+    failures += count_optimizer();
+    failures += count_random();
+
+    static const Normalization normalizations[] = {
+        {"batch", BNNSBatchNorm, SIDE, 0, 0, 0},       {"batch of vectors", BNNSBatchNorm, 0, 0, 0, 0},
+        {"batch, ReLU", BNNSBatchNorm, SIDE, 0, 0, 1}, {"instance, tanh", BNNSInstanceNorm, SIDE, 0, 0, 4},
+        {"layer", BNNSLayerNorm, SIDE, 0, 0, 0},       {"layer of rows", BNNSLayerNorm, SIDE, 0, 2, 0},
+        {"group", BNNSGroupNorm, SIDE, 4, 0, 0},
+    };
+    for (size_t k = 0; k < sizeof normalizations / sizeof *normalizations; k++)
+        failures += count_normalization(&normalizations[k]);
+    failures += count_arithmetic("of equal shapes", SIDE, 0);
+    failures += count_arithmetic("with a parameter", 1, 1);
+    failures += count_quantization();
 
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */

@@ -1,0 +1,548 @@
+"""Optimizers: rules that move parameters along their gradients, many arrays in one native call.
+
+An optimizer holds numbers only. ``step`` is the call of the C interface: the caller keeps the
+accumulators and counts the steps. ``bind`` does both for a list of parameters.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from ._errors import ArrayError, DTypeError, OptimizerStepError
+from ._spec import Array, ArraySpec, as_array, count
+from .clip import ClipByGlobalNorm, ClipByNorm, ClipByValue, GradientClipping
+
+# BNNSOptimizerRegularizationFunction.
+_PENALTIES = {"none": 0, "l1": 1, "l2": 2}
+_ALIGNMENT = 16  # floats: accumulators begin on a cache line of their arena
+
+
+class Optimizer:
+    """Base of the optimizers.
+
+    Attributes:
+        learning_rate: the step size.
+        gradient_scale: factor of every gradient, after clipping.
+        l1, l2: factor of the penalty on parameters that is added to the gradient; at most one.
+        gradient_clipping: ``ClipByValue``, ``ClipByNorm``, ``ClipByGlobalNorm`` or None.
+
+    All of them may be changed between steps.
+
+    See also: ``BNNSOptimizerStep``.
+    """
+
+    __slots__ = ("gradient_clipping", "gradient_scale", "l1", "l2", "learning_rate")
+
+    learning_rate: float
+    gradient_scale: float
+    l1: float | None
+    l2: float | None
+    gradient_clipping: GradientClipping
+
+    def __init__(
+        self,
+        learning_rate: float,
+        gradient_scale: float,
+        l1: float | None,
+        l2: float | None,
+        gradient_clipping: GradientClipping,
+    ) -> None:
+        self.learning_rate = learning_rate
+        self.gradient_scale = gradient_scale
+        self.l1 = l1
+        self.l2 = l2
+        self.gradient_clipping = gradient_clipping
+        self._penalty()
+        self._clipping()
+
+    @property
+    def regularization_function(self) -> Literal["none", "l1", "l2"]:
+        """The penalty in use."""
+        if self.l1 is not None:
+            return "l1"
+        return "none" if self.l2 is None else "l2"
+
+    @property
+    def regularization_scale(self) -> float:
+        """The factor of the penalty in use."""
+        return self.l1 if self.l1 is not None else self.l2 or 0.0
+
+    @property
+    def accumulator_count_multiplier(self) -> int:
+        """How many accumulators each parameter needs, with the numbers as they are now."""
+        return len(self._roles())
+
+    def _roles(self) -> tuple[str, ...]:
+        """What the accumulators of a parameter hold, in order."""
+        raise NotImplementedError
+
+    def _native(self, time_step: float) -> tuple[int, bytes]:
+        """BNNSOptimizerFunction and the bytes of its struct, the one with clipping."""
+        raise NotImplementedError
+
+    def _first_step(self) -> int:
+        return 1
+
+    def _penalty(self) -> tuple[float, int]:
+        if self.l1 is not None and self.l2 is not None:
+            raise ValueError(
+                f"[{type(self).__name__}] l1, l2: expected at most one of them; "
+                f"got {self.l1} and {self.l2}"
+            )
+        return self.regularization_scale, _PENALTIES[self.regularization_function]
+
+    def _clipping(self) -> tuple[int, float, float, float, float]:
+        """clipping_func, and its minimum, maximum, largest norm and known norm."""
+        match self.gradient_clipping:
+            case None:
+                return 0, 0.0, 0.0, 0.0, 0.0
+            case ClipByValue(low, high):
+                return 1, low, high, 0.0, 0.0
+            case ClipByNorm(threshold):
+                return 2, 0.0, 0.0, threshold, 0.0
+            case ClipByGlobalNorm(threshold, global_norm):
+                return 3, 0.0, 0.0, threshold, global_norm or 0.0
+        raise ValueError(
+            f"[{type(self).__name__}] gradient_clipping: expected ClipByValue, ClipByNorm, "
+            f"ClipByGlobalNorm or None; got {self.gradient_clipping!r}"
+        )
+
+    def step(
+        self,
+        parameters: Sequence[Array],
+        gradients: Sequence[Array],
+        accumulators: Sequence[Array] = (),
+        *,
+        num_threads: int | None = None,
+    ) -> None:
+        """One update of all parameters, in place. Nothing here remembers it: see ``bind``.
+
+        Args:
+            parameters: packed float32 arrays, which are changed.
+            gradients: as many float32 arrays of the same shapes.
+            accumulators: ``accumulator_count_multiplier`` arrays for each parameter, of its shape,
+                zeros before the first step, grouped by role: the first ones of all parameters,
+                then the second ones of all. They are changed.
+            num_threads: limit for this call; None is the library's setting.
+
+        Raises:
+            ArrayError: an array does not fit.
+            OptimizerStepError: the C call failed; nothing was changed.
+
+        Example:
+            >>> import numpy as np, openbnns
+            >>> w = np.array([1, 2], "f4")
+            >>> openbnns.SGDMomentumOptimizer(0.5).step([w], [np.ones(2, "f4")])
+            >>> w
+            array([0.5, 1.5], dtype=float32)
+
+        See also: ``BNNSOptimizerStep``.
+        """
+        where = type(self).__name__
+        roles = self.accumulator_count_multiplier
+        if len(accumulators) != roles * len(parameters):
+            raise OptimizerStepError(
+                f"[{where}] accumulators: expected {roles * len(parameters)}, {roles} for each "
+                f"parameter; got {len(accumulators)}"
+            )
+        operands = _operands(where, parameters)
+        _core.optimizer_step(
+            where,
+            *self._native(self._first_step()),
+            _core.optimizer_hold(where, "parameters", operands, list(parameters)),
+            list(gradients),
+            _core.optimizer_hold(where, "accumulators", operands * roles, list(accumulators)),
+            count(where, "num_threads", num_threads),
+        )
+
+    def bind(
+        self, parameters: Sequence[Array], *, num_threads: int | None = None
+    ) -> BoundOptimizer:
+        """This optimizer for these parameters, with accumulators of its own.
+
+        Args:
+            parameters: packed float32 arrays, which steps will change where they lie.
+            num_threads: limit for the steps; None is the library's setting.
+
+        Returns:
+            The bound optimizer. It reads the numbers of this one at every step.
+
+        Raises:
+            ArrayError: a parameter does not fit.
+
+        Example:
+            >>> import numpy as np, openbnns
+            >>> w = np.ones(3, "f4")
+            >>> adam = openbnns.AdamOptimizer(0.5).bind([w])
+            >>> adam.step([np.array([1, 0, -1], "f4")])
+            >>> w.round(3)
+            array([0.5, 1. , 1.5], dtype=float32)
+        """
+        return BoundOptimizer(self, parameters, num_threads=num_threads)
+
+
+def _operands(where: str, parameters: Sequence[Array]) -> list[tuple[Any, ...]]:
+    operands = []
+    for i, parameter in enumerate(parameters):
+        array = as_array(where, f"parameters[{i}]", parameter)
+        if array.dtype != np.float32:
+            raise DTypeError(
+                f"[{where}] parameters[{i}]: expected float32; got {array.dtype.name}"
+            )
+        operands.append(ArraySpec(array.shape)._operand())
+    return operands
+
+
+class BoundOptimizer:
+    """An optimizer with the parameters it moves, its accumulators and the number of its next step.
+
+    Made by ``Optimizer.bind``.
+
+    Attributes:
+        optimizer: the numbers, read at every step: ``bound.optimizer.learning_rate /= 10``.
+        parameters: the arrays that steps change.
+        accumulators: state, one array per role and parameter, by role; all of it is one block of
+            memory.
+        time_step: number of the next step, from 1 (Adam: from its ``time_step``).
+    """
+
+    __slots__ = (
+        "__weakref__", "_arena", "_held", "_held_accumulators", "_name", "_roles", "_threads",
+        "accumulators", "optimizer", "parameters", "time_step",
+    )  # fmt: skip
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Sequence[Array], *, num_threads: int | None = None
+    ) -> None:
+        self._name = where = type(optimizer).__name__
+        self._threads = count(where, "num_threads", num_threads)
+        self.optimizer = optimizer
+        self.parameters = tuple(parameters)
+        self.time_step = optimizer._first_step()
+        self._roles = optimizer._roles()
+        operands = _operands(where, self.parameters)
+        self._held = _core.optimizer_hold(where, "parameters", operands, list(self.parameters))
+        shapes = [np.shape(as_array(where, "parameters", p)) for p in self.parameters]
+        sizes = [-(-prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
+        self._arena = np.zeros(len(self._roles) * sum(sizes) + _ALIGNMENT, np.float32)
+        start = -self._arena.__array_interface__["data"][0] % (4 * _ALIGNMENT) // 4
+        accumulators: list[npt.NDArray[Any]] = []
+        for _ in self._roles:
+            for shape, size in zip(shapes, sizes, strict=True):
+                accumulators.append(self._arena[start : start + prod(shape)].reshape(shape))
+                start += size
+        self.accumulators = tuple(accumulators)
+        self._held_accumulators = _core.optimizer_hold(
+            where, "accumulators", operands * len(self._roles), accumulators
+        )
+
+    def step(self, gradients: Sequence[Array]) -> None:
+        """One update of all parameters, in place.
+
+        Args:
+            gradients: one float32 array for each parameter, of its shape.
+
+        Raises:
+            ArrayError: a gradient does not fit.
+            OptimizerStepError: the C call failed; nothing was changed and no step counted.
+
+        See also: ``BNNSOptimizerStep``.
+        """
+        optimizer = self.optimizer
+        if optimizer._roles() != self._roles:
+            raise OptimizerStepError(
+                f"[{self._name}] accumulators: expected {', '.join(optimizer._roles()) or 'none'}, "
+                f"as the optimizer's numbers now say; bound with {', '.join(self._roles) or 'none'}"
+            )
+        _core.optimizer_step(
+            self._name,
+            *optimizer._native(self.time_step),
+            self._held,
+            gradients if isinstance(gradients, list) else list(gradients),
+            self._held_accumulators,
+            self._threads,
+        )
+        self.time_step += 1
+
+    def state_dict(self) -> dict[str, npt.NDArray[Any]]:
+        """All that a later run needs beside the parameters.
+
+        Returns:
+            ``"time_step"`` and ``"ROLE.INDEX"`` → array, copies of the accumulators.
+
+        Example:
+            >>> import numpy as np, openbnns
+            >>> bound = openbnns.RMSPropOptimizer().bind([np.ones(3, "f4")])
+            >>> sorted(bound.state_dict())
+            ['mean_square.0', 'time_step']
+        """
+        state = {name: array.copy() for name, array in self._named().items()}
+        return {"time_step": np.array(self.time_step, np.int64), **state}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Goes back to a state of ``state_dict``.
+
+        Args:
+            state: as ``state_dict`` gives it.
+
+        Raises:
+            ArrayError: an entry is missing, not known, or of another shape; then nothing changed.
+        """
+        named = self._named()
+        expected, got = {"time_step", *named}, set(state)
+        if expected != got:
+            raise ArrayError(
+                f"[{self._name}] state: expected the entries {sorted(expected)}; got {sorted(got)}"
+            )
+        arrays = {name: as_array(self._name, f"state[{name!r}]", state[name]) for name in state}
+        for name, into in named.items():
+            if arrays[name].shape != into.shape:
+                raise ArrayError(
+                    f"[{self._name}] state[{name!r}]: expected {into.shape}; "
+                    f"got {arrays[name].shape}"
+                )
+        for name, into in named.items():
+            into[...] = arrays[name]
+        self.time_step = int(arrays["time_step"])
+
+    def _named(self) -> dict[str, npt.NDArray[Any]]:
+        n = len(self.parameters)
+        return {
+            f"{role}.{p}": self.accumulators[k * n + p]
+            for k, role in enumerate(self._roles)
+            for p in range(n)
+        }
+
+
+class SGDMomentumOptimizer(Optimizer):
+    """Stochastic gradient descent, with or without momentum.
+
+    With W parameter, g gradient, V accumulator and m momentum:
+
+    ======= ============================= =====================================
+    variant plain                         nesterov
+    ======= ============================= =====================================
+    0       V = m·V − lr·g;  W += V       the same V;  W += V + m·(V − V before)
+    1       V = m·V + g;  W −= lr·V       the same V;  W −= lr·(g + m·V)
+    2       V = m·V + lr·g;  W −= V       V = m·V + g;  W −= lr·(g + m·V)
+    ======= ============================= =====================================
+
+    Args:
+        learning_rate: the step size.
+        momentum: 0 is none.
+        nesterov: the second column.
+        variant: 0, 1 (that of PyTorch) or 2.
+        gradient_scale, l1, l2, gradient_clipping: see ``Optimizer``.
+
+    Raises:
+        ValueError: both l1 and l2 are given, or the clipping is of no known kind.
+
+    Example:
+        >>> import numpy as np, openbnns
+        >>> w, v = np.array([10], "f4"), np.zeros(1, "f4")
+        >>> sgd = openbnns.SGDMomentumOptimizer(0.1, momentum=0.9, variant=1)
+        >>> sgd.step([w], [np.array([2], "f4")], [v])
+        >>> w, v
+        (array([9.8], dtype=float32), array([2.], dtype=float32))
+
+    See also: ``BNNSOptimizerSGDMomentumWithClippingFields``.
+    """
+
+    __slots__ = ("momentum", "nesterov", "variant")
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("@ffff?IIIffff")
+
+    def __init__(
+        self, learning_rate: float, *, momentum: float = 0.0, nesterov: bool = False,
+        variant: Literal[0, 1, 2] = 0, gradient_scale: float = 1.0, l1: float | None = None,
+        l2: float | None = None, gradient_clipping: GradientClipping = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.variant = variant
+
+    def _roles(self) -> tuple[str, ...]:
+        return ("velocity",) if self.momentum != 0 else ()
+
+    def _native(self, time_step: float) -> tuple[int, bytes]:
+        scale, penalty = self._penalty()
+        return 7, self._FIELDS.pack(
+            self.learning_rate, self.momentum, self.gradient_scale, scale, self.nesterov,
+            penalty, self.variant, *self._clipping(),
+        )  # fmt: skip
+
+
+class _AdamFamily(Optimizer):
+    __slots__ = ("amsgrad", "beta1", "beta2", "epsilon", "time_step")
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("@fffffffIIffff")
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    time_step: int
+    amsgrad: bool
+
+    def _roles(self) -> tuple[str, ...]:
+        roles = ("first_moment", "second_moment")
+        return (*roles, "largest_second_moment") if self.amsgrad else roles
+
+    def _first_step(self) -> int:
+        return self.time_step
+
+    def _fields(self, time_step: float, scale: float, penalty: int) -> bytes:
+        return self._FIELDS.pack(
+            self.learning_rate, self.beta1, self.beta2, time_step, self.epsilon,
+            self.gradient_scale, scale, penalty, *self._clipping(),
+        )  # fmt: skip
+
+
+class AdamOptimizer(_AdamFamily):
+    """Adam: steps along a running mean of the gradient over the root of its running square.
+
+    W −= lr·√(1−β2ᵗ)/(1−β1ᵗ) · m/(√v + ε): ε is added to the root before its correction, which
+    is PyTorch's ε times √(1−β2ᵗ).
+
+    Args:
+        learning_rate: the step size.
+        beta1, beta2: decay of the two means, at least 0 and below 1.
+        epsilon: added to the root.
+        time_step: number of the step that ``step`` takes, and of the first one after ``bind``.
+        amsgrad: use the largest running square so far.
+        gradient_scale, l1, l2, gradient_clipping: see ``Optimizer``.
+
+    Raises:
+        ValueError: both l1 and l2 are given, or the clipping is of no known kind.
+
+    Example:
+        >>> import numpy as np, openbnns
+        >>> w = np.zeros(2, "f4")
+        >>> adam = openbnns.AdamOptimizer(0.01, gradient_clipping=openbnns.ClipByValue(-1, 1))
+        >>> adam.bind([w]).step([np.array([5, -5], "f4")])
+        >>> w.round(3)
+        array([-0.01,  0.01], dtype=float32)
+
+    See also: ``BNNSOptimizerAdamWithClippingFields``.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, learning_rate: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
+        epsilon: float = 1e-8, time_step: int = 1, amsgrad: bool = False,
+        gradient_scale: float = 1.0, l1: float | None = None, l2: float | None = None,
+        gradient_clipping: GradientClipping = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.time_step = time_step
+        self.amsgrad = amsgrad
+
+    def _native(self, time_step: float) -> tuple[int, bytes]:
+        return 11 if self.amsgrad else 8, self._fields(time_step, *self._penalty())
+
+
+class AdamWOptimizer(_AdamFamily):
+    """Adam with weight decay that does not pass through the means: W −= lr·decay·W, then Adam.
+
+    Args:
+        weight_decay: the decay; the other arguments are those of ``AdamOptimizer``, but there are
+            no penalties.
+
+    Raises:
+        ValueError: the clipping is of no known kind.
+
+    Example:
+        >>> import numpy as np, openbnns
+        >>> w = np.ones(1, "f4")
+        >>> openbnns.AdamWOptimizer(0.1, weight_decay=0.5).bind([w]).step([np.zeros(1, "f4")])
+        >>> w
+        array([0.95], dtype=float32)
+
+    See also: ``BNNSOptimizerAdamWithClippingFields``.
+    """
+
+    __slots__ = ("weight_decay",)
+
+    def __init__(
+        self, learning_rate: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
+        epsilon: float = 1e-8, time_step: int = 1, weight_decay: float = 1e-2,
+        amsgrad: bool = False, gradient_scale: float = 1.0,
+        gradient_clipping: GradientClipping = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, gradient_scale, None, None, gradient_clipping)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.time_step = time_step
+        self.weight_decay = weight_decay
+        self.amsgrad = amsgrad
+
+    def _native(self, time_step: float) -> tuple[int, bytes]:
+        return 12 if self.amsgrad else 10, self._fields(time_step, self.weight_decay, 0)
+
+
+class RMSPropOptimizer(Optimizer):
+    """RMSProp: steps along the gradient over the root of its running square.
+
+    n = α·n + (1−α)·g²;  Δ = momentum·Δ − lr·g/(√n + ε);  W += Δ. Centered takes the square of the
+    running mean gradient off n. Unlike PyTorch's, Δ holds the learning rate.
+
+    Args:
+        learning_rate: the step size.
+        alpha: decay of the means, at least 0 and below 1.
+        epsilon: added to the root.
+        centered: see above.
+        momentum: 0 is none.
+        gradient_scale, l1, l2, gradient_clipping: see ``Optimizer``.
+
+    Raises:
+        ValueError: both l1 and l2 are given, or the clipping is of no known kind.
+
+    Example:
+        >>> import numpy as np, openbnns
+        >>> w = np.zeros(1, "f4")
+        >>> openbnns.RMSPropOptimizer(0.1, alpha=0.75).bind([w]).step([np.ones(1, "f4")])
+        >>> w
+        array([-0.2], dtype=float32)
+
+    See also: ``BNNSOptimizerRMSPropWithClippingFields``.
+    """
+
+    __slots__ = ("alpha", "centered", "epsilon", "momentum")
+
+    _FIELDS: ClassVar[struct.Struct] = struct.Struct("@fff?fffIIffff")
+
+    def __init__(
+        self, learning_rate: float = 1e-2, *, alpha: float = 0.99, epsilon: float = 1e-8,
+        centered: bool = False, momentum: float = 0.0, gradient_scale: float = 1.0,
+        l1: float | None = None, l2: float | None = None,
+        gradient_clipping: GradientClipping = None,
+    ) -> None:  # fmt: skip
+        super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
+        self.alpha = alpha
+        self.epsilon = epsilon
+        self.centered = centered
+        self.momentum = momentum
+
+    def _roles(self) -> tuple[str, ...]:
+        roles: tuple[str, ...] = ("mean_square",)
+        if self.centered:
+            roles += ("mean_gradient",)
+        return (*roles, "change") if self.momentum != 0 else roles
+
+    def _native(self, time_step: float) -> tuple[int, bytes]:
+        return 9, self._FIELDS.pack(
+            self.learning_rate, self.alpha, self.epsilon, self.centered, self.momentum,
+            self.gradient_scale, *self._penalty(), *self._clipping(),
+        )  # fmt: skip

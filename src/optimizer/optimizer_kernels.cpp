@@ -1,0 +1,146 @@
+// The loops, once per target; letters as in optimizer.h. A rule is a struct: how many accumulators it has, and what it
+// makes of one vector of each.
+#include "optimizer/optimizer.h"
+#include "simd/vec.h"
+
+namespace obn::OBN_TARGET::optimizer {
+
+using obn::optimizer::kMaxRoles;
+using obn::optimizer::kRules;
+using obn::optimizer::Numbers;
+using obn::optimizer::Penalty;
+using obn::optimizer::Rule;
+using obn::optimizer::Run;
+
+extern const obn::optimizer::Kernels kernels;
+
+namespace {
+
+// g = scale·clamp(g) + penalty(w)
+OBN_INLINE F penalized(const Numbers& c, F w, F g) {
+  g = max(splat(c.low), min(splat(c.high), g)) * splat(c.scale);
+  if (c.penalty == Penalty::l2) return g + splat(c.penalty_scale) * w;
+  if (c.penalty == Penalty::l1) {
+    const F step = splat(c.penalty_scale);
+    return w > 0.0f ? g + step : (w < 0.0f ? g - step : g);
+  }
+  return g;
+}
+
+struct Sgd {
+  static constexpr size_t kRoles = 0;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F*) { return w - splat(c.rate) * g; }
+};
+
+template <bool nesterov>
+struct Momentum0 {
+  static constexpr size_t kRoles = 1;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
+    const F m = splat(c.momentum), before = a[0];
+    a[0] = m * before - splat(c.rate) * g;
+    w = w + a[0];
+    return nesterov ? w + m * (a[0] - before) : w;
+  }
+};
+
+template <bool nesterov>
+struct Momentum1 {
+  static constexpr size_t kRoles = 1;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
+    const F m = splat(c.momentum);
+    a[0] = m * a[0] + g;
+    return w - splat(c.rate) * (nesterov ? g + m * a[0] : a[0]);
+  }
+};
+
+struct Momentum2 {
+  static constexpr size_t kRoles = 1;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
+    a[0] = splat(c.momentum) * a[0] + splat(c.rate) * g;
+    return w - a[0];
+  }
+};
+
+template <bool amsgrad>
+struct Adam {
+  static constexpr size_t kRoles = amsgrad ? 3 : 2;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
+    a[0] = splat(c.beta1) * a[0] + splat(c.rest1) * g;
+    a[1] = splat(c.beta2) * a[1] + splat(c.rest2) * (g * g);
+    F square = a[1];
+    if constexpr (amsgrad) square = a[2] = max(a[2], a[1]);
+    return splat(c.keep) * w - splat(c.rate) * a[0] / (sqrt(square) + splat(c.epsilon));
+  }
+};
+
+template <bool centered, bool momentum>
+struct RmsProp {
+  static constexpr size_t kRoles = 1 + centered + momentum;
+  OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
+    const F alpha = splat(c.beta2), rest = splat(c.rest2);
+    a[0] = alpha * a[0] + rest * (g * g);
+    F square = a[0];
+    if constexpr (centered) {
+      a[1] = alpha * a[1] + rest * g;
+      square = max(F{}, square - a[1] * a[1]);
+    }
+    const F change = splat(c.rate) * g / (sqrt(square) + splat(c.epsilon));
+    if constexpr (momentum) {
+      F& last = a[kRoles - 1];
+      last = splat(c.momentum) * last - change;
+      return w + last;
+    }
+    return w - change;
+  }
+};
+
+template <class Rule>
+void run(const Numbers& numbers, float* w, const float* g, float* const* a, size_t n) {
+  constexpr size_t kRoles = Rule::kRoles;
+  const Numbers c = numbers;  // nobody else writes to this one
+  float* role[kMaxRoles] = {};
+  for (size_t k = 0; k < kRoles; ++k) role[k] = a[k];
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F old = load(w + i);
+    F state[kMaxRoles] = {};
+#pragma GCC unroll 3
+    for (size_t k = 0; k < kRoles; ++k) state[k] = load(role[k] + i);
+    store(w + i, Rule::step(c, old, penalized(c, old, load(g + i)), state));
+#pragma GCC unroll 3
+    for (size_t k = 0; k < kRoles; ++k) store(role[k] + i, state[k]);
+  }
+  if (i == n) return;
+  const size_t rest = n - i;
+  const F old = load_first(w + i, rest);
+  F state[kMaxRoles] = {};
+#pragma GCC unroll 3
+  for (size_t k = 0; k < kRoles; ++k) state[k] = load_first(role[k] + i, rest);
+  store_first(w + i, Rule::step(c, old, penalized(c, old, load_first(g + i, rest)), state), rest);
+#pragma GCC unroll 3
+  for (size_t k = 0; k < kRoles; ++k) store_first(role[k] + i, state[k], rest);
+}
+
+constexpr obn::optimizer::Kernels table() {
+  obn::optimizer::Kernels t{};
+  const auto list = [&](Rule rule, Run function) { t.run[static_cast<size_t>(rule)] = function; };
+  list(Rule::sgd, run<Sgd>);
+  list(Rule::sgd_momentum_0, run<Momentum0<false>>);
+  list(Rule::sgd_momentum_1, run<Momentum1<false>>);
+  list(Rule::sgd_momentum_2, run<Momentum2>);
+  list(Rule::sgd_nesterov_0, run<Momentum0<true>>);
+  list(Rule::sgd_nesterov_1, run<Momentum1<true>>);
+  list(Rule::adam, run<Adam<false>>);
+  list(Rule::amsgrad, run<Adam<true>>);
+  list(Rule::rmsprop, run<RmsProp<false, false>>);
+  list(Rule::rmsprop_momentum, run<RmsProp<false, true>>);
+  list(Rule::rmsprop_centered, run<RmsProp<true, false>>);
+  list(Rule::rmsprop_centered_momentum, run<RmsProp<true, true>>);
+  return t;
+}
+
+}  // namespace
+
+constinit const obn::optimizer::Kernels kernels = table();
+
+}  // namespace obn::OBN_TARGET::optimizer
