@@ -6,6 +6,7 @@
     convolution(case, x, w, dy, compiled) -> trainers
     fully_connected(case, x, w, dy, compiled) -> trainers
     gemm(case, x, w, compiled) -> trainers with a forward pass alone
+    loss(case, x, labels, compiled) -> contenders
     optimizer(case) -> contenders, forward being a step
     random(kind, count) -> name -> (what fills, what gives the numbers)
 
