@@ -76,6 +76,9 @@ struct Sums {
   double dz = 0.0, dz_xhat = 0.0;
 };
 
+// Up to this length the moments of many runs are had at a time, not those of the next run on the way.
+inline constexpr size_t kShortRun = 128;
+
 // y = max(low, γ·x̂ + β) on `count` runs of `length` values. low is 0 for ReLU, else -infinity.
 struct Forward {
   size_t count = 0, length = 0;
@@ -84,7 +87,8 @@ struct Forward {
   const float *gamma = nullptr, *beta = nullptr;  // one value each
   float low = 0.0f;
   bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
-  size_t ahead = 0;            // what is read next lies so many values further on; 0: elsewhere
+  Runs next;                              // of the same shape: their moments are gathered on the way
+  RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
@@ -118,7 +122,6 @@ struct Gradient {
   const float* gamma = nullptr;  // one value
   float mean_g = 0.0f, mean_g_xhat = 0.0f;
   bool accumulate = false, stream = false;
-  size_t ahead = 0;              // as in Forward
 };
 
 // Gradients of up to kRowsTogether rows with the same γ.

@@ -11,6 +11,7 @@ using obn::normalization::Forward;
 using obn::normalization::Gradient;
 using obn::normalization::kColumns;
 using obn::normalization::kRowsTogether;
+using obn::normalization::kShortRun;
 using obn::normalization::Mask;
 using obn::normalization::Moments;
 using obn::normalization::RowForward;
@@ -25,9 +26,10 @@ extern const obn::normalization::Kernels kernels;
 
 namespace {
 
-constexpr size_t kBlock = 2048;  // values that are summed in float before they go into a double; they stay in L1
+constexpr size_t kBlock = 4096;  // values that are summed in float before they go into a double
 constexpr size_t kBlockRows = 64;
-constexpr size_t kWide = 4 * kLanes;  // values that rows are worked on at a time
+constexpr size_t kWide = 4 * kLanes;  // values that are worked on at a time
+constexpr size_t kAhead = 512;        // how far ahead long runs are fetched
 
 // A choice made outside a loop: body(Is<true>{}) or body(Is<false>{}).
 template <bool value>
@@ -135,31 +137,80 @@ OBN_INLINE float pairwise_sum(F v) {
   return v[0];
 }
 
-// Moments of up to kBlock values, two passes: the second one corrects the rounding of the first mean.
-Moments block_moments(const float* x, size_t length) {
+// Moments of up to kBlock values; the second pass corrects the rounding of the first mean.
+Moments two_pass_moments(const float* x, size_t length) {
   const double n = static_cast<double>(length), inverse = 1.0 / n;
   const float about = pairwise_sum(run_sum(x, length)) * static_cast<float>(inverse);
   const Spread spread = run_spread(x, length, splat(about));
   return moments_of(n, inverse, about, pairwise_sum(spread.first), pairwise_sum(spread.second));
 }
 
-// The same of up to kLanes blocks, one per lane where all lanes are added up.
-void some_block_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
-  const double n = static_cast<double>(length), inverse = 1.0 / n;
-  F first[kLanes], second[kLanes];
-  float about[kLanes], off[kLanes], squares[kLanes];
-  for (size_t k = 0; k < count; ++k) first[k] = run_sum(x.data + k * x.step, length);
-  for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
-  store(about, sum_each(first) * splat(static_cast<float>(inverse)));
-  for (size_t k = 0; k < count; ++k) {
-    const Spread spread = run_spread(x.data + k * x.step, length, splat(about[k]));
-    first[k] = spread.first;
-    second[k] = spread.second;
+// Σ d and Σ d² of a block, d = x - about.
+struct Gathered {
+  const float* x;
+  F about;
+  F first[4] = {}, second[4] = {};
+
+  [[gnu::always_inline]] void add(size_t j, F v) {
+    const F d = v - about;
+    first[j] += d;
+    second[j] += d * d;
   }
-  store(off, sum_each(first));
-  store(squares, sum_each(second));
+  [[gnu::always_inline]] void wide(size_t i, size_t ahead) {
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      if (ahead > 0) prefetch(x + i + j * kLanes + ahead);
+      add(j, load(x + i + j * kLanes));
+    }
+  }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    for (; i + kWide <= length; i += kWide) wide(i, 0);
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
+    if (i < length) add(1, load_first(x + i, length - i, about));
+  }
+  [[gnu::always_inline]] F first_sum() const { return (first[0] + first[1]) + (first[2] + first[3]); }
+  [[gnu::always_inline]] F second_sum() const { return (second[0] + second[1]) + (second[2] + second[3]); }
+};
+
+// Moments of a block take one pass, about the mean of its beginning. Where that turns out to be far from the mean of
+// all, compared with how the values spread, digits would be lost: then two passes follow.
+OBN_INLINE size_t beginning_of(size_t length) { return length < kWide ? length : kWide; }
+OBN_INLINE Gathered gather_about(const float* x, size_t length) {
+  const size_t n = beginning_of(length);
+  return {x, splat(pairwise_sum(run_sum(x, n)) / static_cast<float>(n))};
+}
+OBN_INLINE Moments moments_about(const float* x, size_t length, float about, float first, float second) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n, off = static_cast<double>(first) * inverse;
+  if (2.0 * off * off <= static_cast<double>(second) * inverse) return moments_of(n, inverse, about, first, second);
+  return two_pass_moments(x, length);
+}
+OBN_INLINE Moments moments_of(const Gathered& g, size_t length) {
+  return moments_about(g.x, length, g.about[0], pairwise_sum(g.first_sum()), pairwise_sum(g.second_sum()));
+}
+Moments block_moments(const float* x, size_t length) {
+  Gathered gathered = gather_about(x, length);
+  gathered.rest(0, length);
+  return moments_of(gathered, length);
+}
+
+// The same of up to kLanes blocks, one per lane where all lanes are added up. Block k is at(k).
+template <class At>
+OBN_INLINE void some_block_moments(const At& at, size_t count, size_t length, RunMoments* moments) {
+  F first[kLanes], second[kLanes];
+  float about[kLanes], firsts[kLanes], seconds[kLanes];
+  for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
+  for (size_t k = 0; k < count; ++k) first[k] = run_sum(at(k), beginning_of(length));
+  store(about, sum_each(first) / splat(static_cast<float>(beginning_of(length))));
   for (size_t k = 0; k < count; ++k) {
-    const Moments m = moments_of(n, inverse, about[k], off[k], squares[k]);
+    Gathered gathered = {at(k), splat(about[k])};
+    gathered.rest(0, length);
+    first[k] = gathered.first_sum();
+    second[k] = gathered.second_sum();
+  }
+  store(firsts, sum_each(first));
+  store(seconds, sum_each(second));
+  for (size_t k = 0; k < count; ++k) {
+    const Moments m = moments_about(at(k), length, about[k], firsts[k], seconds[k]);
     moments[k] = {m.mean, m.squares};
   }
 }
@@ -174,9 +225,10 @@ Moments long_moments(const float* x, size_t length) {
 
 void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
   size_t k = 0;
-  if (length <= kBlock / kLanes) {  // so short that a few of them stay in L1
+  if (length <= kShortRun) {  // adding up the lanes counts
     for (; k + 1 < count; k += kLanes)
-      some_block_moments({x.data + k * x.step, x.step}, k + kLanes < count ? kLanes : count - k, length, moments + k);
+      some_block_moments([&](size_t i) { return x.data + (k + i) * x.step; }, k + kLanes < count ? kLanes : count - k,
+                         length, moments + k);
   }
   for (; k < count; ++k) {
     const Moments m = long_moments(x.data + k * x.step, length);
@@ -214,108 +266,12 @@ struct Standardize {
   [[gnu::always_inline]] F operator()(F x) const { return (x - mean) * r + rest; }
 };
 
-template <bool copies, bool streams_y, bool streams_copy>
-OBN_INLINE void forward_run(const float* x, float* y, float* copy, size_t length, size_t head, const Standard& standard,
-                            float low, size_t ahead, const Same& parameters) {
-  const Standardize standardize(standard);
-  const F least = splat(low);
-  along(length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    if (ahead > 0) prefetch(x + i + ahead);
-    const F v = load_part(x + i, n);
-    if (copies) put<streams_copy>(copy + i, v, n);
-    put<streams_y>(y + i, max(least, parameters.apply(standardize(v), i, n)), n);
-  });
-}
-
-OBN_INLINE void forward_any(const Forward& job, const float* x, float* y, float* copy, const Same& parameters) {
-  const size_t n = job.length;
-  const Standard& standard = job.standard;
-  if (!job.stream_y && !job.stream_copy) {
-    choose(copy != nullptr, [&](auto copies) {
-      forward_run<decltype(copies)::yes, false, false>(x, y, copy, n, 0, standard, job.low, job.ahead, parameters);
-    });
-    return;
-  }
-  const size_t head = job.stream_y ? head_of(y) : copy ? head_of(copy) : 0;
-  choose(job.stream_y, [&](auto past_y) {
-    constexpr bool streams_y = decltype(past_y)::yes;
-    if (!copy) {
-      forward_run<false, streams_y, false>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
-    } else if (job.stream_copy && is_aligned(copy + head)) {
-      forward_run<true, streams_y, true>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
-    } else {
-      forward_run<true, streams_y, false>(x, y, copy, n, head, standard, job.low, job.ahead, parameters);
-    }
-  });
-}
-
-void channel_forward(const Forward& job) {
-  const Same parameters = {splat(*job.gamma), splat(*job.beta)};
-  for (size_t k = 0; k < job.count; ++k)
-    forward_any(job, job.x.data + k * job.x.step, job.y.data + k * job.y.step,
-                job.copy.data ? job.copy.data + k * job.copy.step : nullptr, parameters);
-  if (job.stream_y || job.stream_copy) fence();
-}
-
-// ---- rows, forward ----
-
-// A row is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
+// A run is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
 // is read before anything is written, because a read that follows a write to the same place of another page may wait.
 
-// Σ d and Σ d² of a row, d = x - about.
-struct Gathered {
-  const float* x;
-  F about;
-  F first[4] = {}, second[4] = {};
-
-  [[gnu::always_inline]] void add(size_t j, F v) {
-    const F d = v - about;
-    first[j] += d;
-    second[j] += d * d;
-  }
-  [[gnu::always_inline]] void wide(size_t i, size_t ahead) {
-#pragma GCC unroll 4
-    for (size_t j = 0; j < 4; ++j) {
-      if (ahead > 0) prefetch(x + i + j * kLanes + ahead);
-      add(j, load(x + i + j * kLanes));
-    }
-  }
-  [[gnu::always_inline]] void rest(size_t i, size_t length) {
-    for (; i + kWide <= length; i += kWide) wide(i, 0);
-    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
-    if (i < length) add(1, load_first(x + i, length - i, about));
-  }
-  [[gnu::always_inline]] float first_sum() const { return sum((first[0] + first[1]) + (first[2] + first[3])); }
-  [[gnu::always_inline]] float second_sum() const { return sum((second[0] + second[1]) + (second[2] + second[3])); }
-};
-
-// One pass, about the mean of the beginning of the row. Where that turns out to be far from the mean of all, compared
-// with how the values spread, digits would be lost: then a second pass follows.
-OBN_INLINE Gathered gather_about(const float* x, size_t length) {
-  const size_t n = length < kWide ? length : kWide;
-  return {x, splat(sum(run_sum(x, n)) / static_cast<float>(n))};
-}
-OBN_INLINE Standard standard_of_row(const Gathered& gathered, size_t length, float epsilon) {
-  const double n = static_cast<double>(length), inverse = 1.0 / n;
-  const float first = gathered.first_sum(), second = gathered.second_sum();
-  const double off = static_cast<double>(first) * inverse;
-  Moments m = moments_of(n, inverse, gathered.about[0], first, second);
-  if (!(2.0 * off * off <= static_cast<double>(second) * inverse)) m = block_moments(gathered.x, length);
-  return standard_of(m.mean, m.squares * inverse, epsilon);
-}
-Standard row_standard(const float* x, size_t length, float epsilon) {
-  if (length > kBlock) {
-    const Moments m = long_moments(x, length);
-    return standard_of(m.mean, m.squares / m.count, epsilon);
-  }
-  Gathered gathered = gather_about(x, length);
-  gathered.rest(0, length);
-  return standard_of_row(gathered, length, epsilon);
-}
-
-// y, and the copy of x, of a row.
+// y, and the copy of x, of a run.
 template <bool copies, bool streams, class Parameters>
-struct RowOutput {
+struct Output {
   const float* x;
   float *y, *copy;
   Standardize standardize;
@@ -350,21 +306,90 @@ struct RowOutput {
   }
 };
 
+// Writes what has to be written up to the first aligned place; where that is.
+template <bool copies, bool streams, class Parameters>
+OBN_INLINE size_t begin_output(const Output<copies, streams, Parameters>& output, size_t length) {
+  size_t head = streams ? head_of(output.y) : 0;
+  if (head > length) head = length;
+  if (head > 0) output.part(0, head);
+  return head;
+}
+
+// Streams are written both or not at all.
+OBN_INLINE bool can_stream(const float* y, const float* copy) { return !copy || is_aligned(copy + head_of(y)); }
+
+template <bool copies, bool streams>
+OBN_INLINE void channels_forward(const Forward& job) {
+  const size_t length = job.length;
+  for (size_t k = 0; k < job.count; ++k) {
+    const Output<copies, streams, Same> output = {job.x.data + k * job.x.step,
+                                                  job.y.data + k * job.y.step,
+                                                  copies ? job.copy.data + k * job.copy.step : nullptr,
+                                                  Standardize(job.standard),
+                                                  splat(job.low),
+                                                  {splat(*job.gamma), splat(*job.beta)}};
+    size_t o = begin_output(output, length);
+    Moments all;
+    for (size_t block = 0; job.next_moments && block < length; block += kBlock) {
+      const size_t n = block + kBlock < length ? kBlock : length - block;
+      Gathered next = gather_about(job.next.data + k * job.next.step + block, n);
+      size_t i = 0;
+      for (; i + kWide <= n && o + kWide <= length; i += kWide, o += kWide) {
+        next.wide(i, kAhead);
+        output.wide(o);
+      }
+      next.rest(i, n);
+      add(moments_of(next, n), &all);
+    }
+    output.rest(o, length);
+    if (job.next_moments) job.next_moments[k] = {all.mean, all.squares};
+  }
+}
+
+void channel_forward(const Forward& job) {
+  bool streams_all = job.stream_y && (job.stream_copy || !job.copy.data);
+  for (size_t k = 0; k < job.count && streams_all && job.copy.data; ++k)
+    streams_all = can_stream(job.y.data + k * job.y.step, job.copy.data + k * job.copy.step);
+  choose(job.copy.data != nullptr, [&](auto copies) {
+    choose(streams_all, [&](auto streams) {
+      channels_forward<decltype(copies)::yes, decltype(streams)::yes>(job);
+    });
+  });
+  if (streams_all) fence();
+}
+
+// ---- rows, forward ----
+
+Standard standard_of_row(const Moments& m, float epsilon) { return standard_of(m.mean, m.squares / m.count, epsilon); }
+
+void short_row_standards(RowForward* job) {
+  RunMoments moments[kRowsTogether];
+  const double inverse = 1.0 / static_cast<double>(job->length);
+  for (size_t k = 0; k < job->rows; k += kLanes)
+    some_block_moments([&](size_t i) { return job->x[k + i]; }, k + kLanes < job->rows ? kLanes : job->rows - k,
+                       job->length, moments + k);
+  for (size_t k = 0; k < job->rows; ++k)
+    job->standard[k] = standard_of(moments[k].mean, moments[k].squares * inverse, job->epsilon);
+}
+
 template <bool copies, bool streams, class Parameters>
 OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
   const size_t length = job->length, ahead = job->ahead;
   const float epsilon = job->epsilon;
-  job->standard[0] = row_standard(job->x[0], length, epsilon);
+  if (length <= kShortRun) {
+    short_row_standards(job);
+  } else {
+    job->standard[0] = standard_of_row(long_moments(job->x[0], length), epsilon);
+  }
   for (size_t k = 0; k < job->rows; ++k) {
-    const RowOutput<copies, streams, Parameters> output = {
+    const Output<copies, streams, Parameters> output = {
         job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
         parameters};
-    size_t o = streams ? head_of(output.y) : 0;
-    if (o > length) o = length;
-    if (o > 0) output.part(0, o);
-    if (k + 1 == job->rows || length > kBlock) {
+    size_t o = begin_output(output, length);
+    if (k + 1 == job->rows || length > kBlock || length <= kShortRun) {
       output.rest(o, length);
-      if (k + 1 < job->rows) job->standard[k + 1] = row_standard(job->x[k + 1], length, epsilon);
+      if (k + 1 < job->rows && length > kBlock)
+        job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
       continue;
     }
     Gathered next = gather_about(job->x[k + 1], length);
@@ -375,15 +400,14 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
     }
     output.rest(o, length);
     next.rest(i, length);
-    job->standard[k + 1] = standard_of_row(next, length, epsilon);
+    job->standard[k + 1] = standard_of_row(moments_of(next, length), epsilon);
   }
 }
 
 void row_forward(RowForward* job) {
   const bool copies_any = job->copy[0] != nullptr;
-  bool streams_all = job->stream_y;  // both or none
-  for (size_t k = 0; k < job->rows && streams_all && copies_any; ++k)
-    streams_all = job->stream_copy && is_aligned(job->copy[k] + head_of(job->y[k]));
+  bool streams_all = job->stream_y && (job->stream_copy || !copies_any);
+  for (size_t k = 0; k < job->rows && streams_all; ++k) streams_all = can_stream(job->y[k], job->copy[k]);
   choose(copies_any, [&](auto copies) {
     choose(streams_all, [&](auto streams) {
       if (job->gamma) {
@@ -447,8 +471,13 @@ OBN_INLINE void add_sums(const Points<mask>& points, size_t n, F* first, F* seco
     second[j] += p.dz * p.xhat;
   };
   size_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (size_t j = 0; j < 4; ++j) add_to(j, points.at(i + j * kLanes, kLanes));
+  for (; i + kWide <= n; i += kWide) {
+    for (size_t j = 0; j < 4; ++j) {
+      prefetch(points.dy + i + j * kLanes + kAhead);
+      prefetch(points.x + i + j * kLanes + kAhead);
+      add_to(j, points.at(i + j * kLanes, kLanes));
+    }
+  }
   for (; i + kLanes <= n; i += kLanes) add_to(0, points.at(i, kLanes));
   if (i < n) add_to(1, points.at(i, n - i));
 }
@@ -480,14 +509,9 @@ Sums channel_sums(const Gradient& job) {
 // dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) of one run; γ is Same for all of it, or there is one for Each value
 template <Mask mask, bool accumulates, bool streams, class Gamma>
 OBN_INLINE void gradient_run(const Points<mask>& points, float* dx, size_t length, float mean_g, float mean_g_xhat,
-                             size_t ahead, const Gamma& gamma) {
+                             const Gamma& gamma) {
   const F r = points.standardize.r, mean = splat(mean_g), mean_xhat = splat(mean_g_xhat);
   along(length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    if (ahead > 0) {
-      prefetch(points.dy + i + ahead);
-      prefetch(points.x + i + ahead);
-      if (mask == Mask::output) prefetch(points.y + i + ahead);
-    }
     const Point p = points.at(i, n);
     const F g = gamma.times(p.dz, i, n) - mean;
     F v = r * (g - p.xhat * mean_xhat);
@@ -510,8 +534,7 @@ void channel_gradient(const Gradient& job) {
       constexpr Mask mask = decltype(with)::mask;
       for (size_t k = job.count; k-- > 0;)
         gradient_run<mask, decltype(accumulates)::yes, decltype(streams)::yes>(
-            points_of<mask>(job, k, 0), job.dx.data + k * job.dx.step, job.length, job.mean_g, job.mean_g_xhat,
-            job.ahead, gamma);
+            points_of<mask>(job, k, 0), job.dx.data + k * job.dx.step, job.length, job.mean_g, job.mean_g_xhat, gamma);
     });
   });
   if (job.stream) fence();

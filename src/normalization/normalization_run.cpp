@@ -42,7 +42,6 @@ constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for o
 constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
-constexpr size_t kPrefetch = 131072;                  // values of a group, at most, whose successor is fetched early
 constexpr size_t kMomentsTogether = 64;               // runs whose moments are averaged at a time
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
@@ -257,7 +256,9 @@ class ForwardCall {
                 [&](size_t first, size_t count) {
         const size_t end = first + count;
         if (plan_.is_rows) return rows(first, end);
-        for (size_t g = first; g < end; ++g) group(g, g + 1 < end);
+        RunMoments moments[kMomentsTogether];
+        bool is_gathered = false;
+        for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
       });
     }
     if (work_.mean) update_moving();
@@ -281,7 +282,8 @@ class ForwardCall {
   }
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
-  void group(size_t g, bool has_next) const {
+  // The moments of its runs may have been gathered already; those of the next group take their place. True: they do.
+  bool group(size_t g, bool has_next, bool is_gathered, RunMoments* moments) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
     if (!x_ready_) load_group(x_, span, stage);
@@ -297,15 +299,25 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_copy = stream_copy_;
-    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
     Moments m;
-    if (needs_moments()) m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
+    if (is_gathered) {
+      add_runs(moments, 1, count, plan_.length, &m);
+    } else if (needs_moments()) {
+      m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
+    }
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
     take_statistics(g, run, &m.mean, &variance);
     job.standard = standard_of(m.mean, variance, plan_.epsilon);
     if (state_) keep(g, job.standard);
+    const bool gathers = has_next && needs_moments() && !moments_ && x_ready_ && count <= kMomentsTogether &&
+                         plan_.length > kShortRun;
+    if (gathers) {
+      job.next = runs_in(plan_, x_, span_of(plan_, batch_, g + 1));
+      job.next_moments = moments;
+    }
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+    return gathers;
   }
 
   float* copy() const { return state_ ? state_->copy : nullptr; }
@@ -388,6 +400,9 @@ class ForwardCall {
       job.x.data += job.x.step;
       job.y.data += job.y.step;
       if (job.copy.data) job.copy.data += job.copy.step;
+      if (!job.next_moments) continue;
+      job.next.data += job.next.step;
+      ++job.next_moments;
     }
   }
 
