@@ -325,6 +325,7 @@ size_t Normalized<First>::work_bytes(size_t batch) const {
   if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
   Room room;
   room.values(first_.output(), batch);
+  if (takes_moments(second_.plan)) room.take_many<normalization::RunMoments>(batch, second_.plan.runs);
   room.take(std::max({first, second, size_t{1}}));
   return room.used();
 }
