@@ -449,10 +449,10 @@ bool Convolution::runs_alone(const Run& run, const Images& x) const {
          bytes_to_output(run.choice, 1) == 0;
 }
 
-void Convolution::run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const {
-  run.problem.batch = count;
+void Convolution::run_alone(Run run, const Images& x, size_t sample, float* y) const {
+  run.problem.batch = 1;
   run.threads = 1;
-  to_output(run, x.planes(first), w_, y.planes(first), b_);
+  to_output(run, x.planes(sample), w_, dense_planes(output_, y), b_);
 }
 
 // ---- backward ----

@@ -179,9 +179,9 @@ class Convolution final : public Filter {
   size_t backward_bytes(const Run& run, const Gradients& g) const;
   void run_backward(Run run, const Gradients& g, std::byte* block) const;
 
-  // Some samples alone on the calling thread, where that takes no work: y of float32 images.
+  // One sample alone on the calling thread, where that takes no work: y is float32 without gaps.
   bool runs_alone(const Run& run, const Images& x) const;
-  void run_alone(Run run, const Images& x, const Images& y, size_t first, size_t count) const;
+  void run_alone(Run run, const Images& x, size_t sample, float* y) const;
 
   // All gradients in parts, to the bit, each some samples alone on its thread while dz (float32 without gaps, of this
   // part) is near. 0 parts: not in this way. Part k is samples batch·k/parts … batch·(k+1)/parts - 1.

@@ -224,8 +224,9 @@ void Normalized<First>::run_parts(const typename First::Forward& f, size_t batch
                         [&](size_t first, size_t count) {
     for (size_t k = first; k < first + count; ++k) {
       const size_t sample = k / parts, channel = k % parts * channels, run = sample * plan.runs + channel;
-      first_.run_part(f, sample, channel, z);
-      plan.kernels->run_moments({z + run * plan.length, plan.length}, channels, plan.length, moments + run);
+      float* part = z + run * plan.length;
+      first_.run_part(f, sample, channel, part);
+      plan.kernels->run_moments({part, plan.length}, channels, plan.length, moments + run);
     }
   });
 }
@@ -324,6 +325,7 @@ size_t Normalized<First>::work_bytes(size_t batch) const {
   if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
   Room room;
   room.values(first_.output(), batch);
+  if (takes_moments(second_.plan)) room.take_many<normalization::RunMoments>(batch, second_.plan.runs);
   room.take(std::max({first, second, size_t{1}}));
   return room.used();
 }

@@ -78,7 +78,9 @@ class ConvolutionFirst {
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
   bool runs_in_parts(const Forward& f) const { return layer_.runs_alone(f.run, f.x); }
   size_t part_channels() const { return layer_.output().extent[2]; }
-  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;  // z: of all samples
+  void run_part(const Forward& f, size_t sample, size_t, float* z) const {  // z: of this part
+    layer_.run_alone(f.run, f.x, sample, z);
+  }
 
   struct Backward {
     convolution::Gradients g;
@@ -194,6 +196,7 @@ class ArithmeticFirst {
 
  private:
   int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
+  bool streams_sum(const Backward& b) const;
 
   arithmetic::Plan plan_;
   arithmetic::Plan channel_;   // the same for images of one channel

@@ -9,7 +9,8 @@
 namespace obn::fused {
 namespace {
 
-constexpr size_t kNearBytes = size_t{8} << 20;  // of z, done at a time
+constexpr size_t kNearBytes = size_t{8} << 20;     // of z, done at a time
+constexpr size_t kStreamBytes = size_t{16} << 20;  // results from this on are written past the caches
 
 void pack(BNNSNDArrayDescriptor* descriptor) { std::fill_n(descriptor->stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0}); }
 
@@ -64,11 +65,6 @@ void ConvolutionFirst::run(const Forward& f, size_t first, size_t batch, void* z
   convolution::Images x = f.x;
   x.data += first * x.step * bytes_of(x.view->type);
   layer_.run_forward(f.run, batch, x, {&layer_.output(), static_cast<std::byte*>(z), layer_.output().count}, work);
-}
-
-void ConvolutionFirst::run_part(const Forward& f, size_t sample, size_t, float* z) const {
-  const View& out = layer_.output();
-  layer_.run_alone(f.run, f.x, {&out, reinterpret_cast<std::byte*>(z), out.count}, sample, 1);
 }
 
 bool ConvolutionFirst::is_wanted(const BackwardArguments& a) {
@@ -264,8 +260,7 @@ void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, 
   Forward part;
   part.batch = 1;
   for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], channel_.input(k), sample, channel);
-  const View& out = plan_.output();
-  part.y = part_of({&out, reinterpret_cast<std::byte*>(z), out.count}, channel_.output(), sample, channel);
+  part.y = {&channel_.output(), reinterpret_cast<std::byte*>(z), channel_.output().count};
   channel_.run(part);
 }
 
@@ -294,7 +289,29 @@ void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   plan_.run(*b, work);
 }
 
+// Both inputs of a sum receive u itself. Copies this large go past the caches.
+bool ArithmeticFirst::streams_sum(const Backward& b) const {
+  if (plan_.function() != BNNSArithmeticAdd || b.targets != 2 ||
+      b.batch * plan_.output().count * sizeof(float) < kStreamBytes)
+    return false;
+  for (size_t t = 0; t < 2; ++t) {
+    const View& v = b.dx_view[t];
+    constexpr size_t kLine = kAlignment / sizeof(float);
+    const bool on_lines = reinterpret_cast<uintptr_t>(b.dx[t].data) % kAlignment == 0 && b.dx[t].step % kLine == 0 &&
+                          v.stride[2] % kLine == 0;
+    if (v.accumulate || v.stride[0] != 1 || v.stride[1] != v.extent[0] || !on_lines) return false;
+  }
+  return true;
+}
+
 void ArithmeticFirst::take_run(const Backward& b, size_t sample, size_t channel, float* u) const {
+  if (streams_sum(b)) {
+    for (size_t t = 0; t < 2; ++t)
+      activation::targets.best().stream(
+          u, reinterpret_cast<float*>(b.dx[t].data) + sample * b.dx[t].step + channel * b.dx_view[t].stride[2],
+          channel_.output().count);
+    return;
+  }
   Backward part;
   part.batch = 1;
   part.from_y = b.from_y;
