@@ -106,7 +106,7 @@ class SmallNetwork:
                 "beta": np.zeros(wider, np.float32),
                 "gamma": np.ones(wider, np.float32),
             }
-            moving = {
+            moving: dict[str, Any] = {
                 "moving_mean": np.zeros(wider, np.float32),
                 "moving_variance": np.ones(wider, np.float32),
             }
@@ -196,7 +196,8 @@ class SmallNetwork:
         for conv, pool in self.stages:
             x = pool.apply(conv.apply(x, training=False))
         scores: Array = self.fc.apply(x.reshape(len(images), -1))
-        return scores.argmax(axis=1)
+        digits: Array = scores.argmax(axis=1)
+        return digits
 
 
 # ---- one training run ----
