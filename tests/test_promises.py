@@ -523,7 +523,8 @@ def test_failing_backward_calls_leave_gradients_alone(case):
 
 def test_failing_loss_calls_leave_everything_alone():
     case = loss_cases.ODD
-    layer, x, labels, weights = case.layer(), case.input(), case.label_values(), case.weight_values()
+    layer, x, labels = case.layer(), case.input(), case.label_values()
+    weights = case.weight_values()
     dx, _ = case.empty_gradient()
     y = np.full((), 7, np.float32)
     wrong = np.zeros(case.shape[0], np.int64)
@@ -535,7 +536,7 @@ def test_failing_loss_calls_leave_everything_alone():
             layer.apply_backward(x, given, weights=weights, input_gradient=dx)
     with pytest.raises(openbnns.BNNSError):
         layer.apply(x, labels, weights=weights[:-1], input_gradient=dx, out=y)
-    with pytest.raises(openbnns.LayerApplyError, match="out.*: expected memory apart"):
+    with pytest.raises(openbnns.LayerApplyError, match=r"out.*: expected memory apart"):
         layer.apply(x, labels, input_gradient=dx, out=dx[:1, :1].reshape(()))
     layer.close()
     with pytest.raises(openbnns.LayerApplyError):

@@ -10,6 +10,7 @@
     normalization(case, x, dy, compiled) -> contenders: y, dx, gradients of gamma and beta
     fused(case, inputs, w, dy, compiled) -> contenders: y, gradients of the inputs, of w (None for
         arithmetic: then there is none), gamma and beta
+    loss(case, x, labels, compiled) -> contenders
     optimizer(case) -> contenders, forward being a step
     random(kind, count) -> name -> (what fills, what gives the numbers)
 

@@ -147,6 +147,11 @@ _ACTIVATIONS = {
 }
 
 
+def loss(case, x, labels, compiled):
+    """No one-liner."""
+    return []
+
+
 def optimizer(case):
     """No one-liner."""
     return []

@@ -221,6 +221,7 @@ int Loss::check_weights(const Arguments& a, Job* job) const {
   const View view = values_view(BNNSDataTypeFloat32);
   if (read_batch(view, a.weights, a.weights_size, 1, Access::read, "weights", &step) != 0) return -1;
   job->w = static_cast<const float*>(a.weights);
+  job->weights_size = a.weights_size;
   return 0;
 }
 
@@ -247,8 +248,9 @@ int Loss::check_results(const Arguments& a, Job* job) const {
   job->wants_dx = true;
   job->accumulates = job->dx_view.accumulate;
   job->dx = walk_of(job->dx_view, job->dx_view.data, a.batch, job->dx_step);
-  job->streams = is_dense(job->dx) && !job->accumulates && function_ != BNNSLossFunctionYolo && a.batch * x_.count * sizeof(float) > kStreamBytes &&
-                 job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  const bool is_apart = job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  job->streams = is_dense(job->dx) && !job->accumulates && is_apart && function_ != BNNSLossFunctionYolo &&
+                 a.batch * x_.count * sizeof(float) > kStreamBytes;
   return 0;
 }
 
@@ -256,10 +258,6 @@ int Loss::check_results(const Arguments& a, Job* job) const {
 int Loss::check_places(const Job& job) const {
   const size_t batch = job.batch, results = is_reduced() ? 1 : batch;
   const View class_view = values_view(job.classes.type), weight_view = values_view(BNNSDataTypeFloat32);
-  const size_t weights = job.weighting == Job::Weighting::none  ? 0
-                         : job.weighting == Job::Weighting::one ? 1
-                         : job.weighting == Job::Weighting::per_sample ? batch
-                                                                       : batch * x_.count;
   // What is read, each with the batch it has.
   struct Read {
     const char* word;
@@ -272,7 +270,7 @@ int Loss::check_places(const Job& job) const {
       {"input", x_, job.x.data, job.x_step, batch, true},
       {"labels", job.are_classes ? class_view : x_, job.are_classes ? job.classes.data : job.l.data,
        job.are_classes ? job.class_step : job.l_step, batch, !job.are_classes},
-      {"weights", weight_view, job.w, 1, weights, false},
+      {"weights", weight_view, job.w, 1, job.weights_size, false},
       {"grad_output", job.has_dy ? job.dy_view : y_, job.has_dy ? job.dy.data : nullptr, job.dy_step, results, true}};
   for (const Read& read : reads) {
     if (!read.data || read.batch == 0) continue;

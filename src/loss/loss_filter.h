@@ -49,6 +49,7 @@ struct Job {
   size_t class_step = 0;
   Weighting weighting = Weighting::none;
   const float* w = nullptr;
+  size_t weights_size = 0;
   bool wants_y = false, wants_dx = false, accumulates = false, streams = false;
   bool has_dy = false;  // one per loss
   float factor = 1.0f;  // of the gradient: 1 / denominator, times the one dy of a reduced loss
