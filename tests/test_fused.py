@@ -1,5 +1,6 @@
 """Fused layers: the values, gradients and refusals of two layers in one."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -521,6 +522,33 @@ def test_repeated_backward_calls():
     for one, two in zip(first.parameters, again.parameters, strict=True):
         assert_same_bits(one, two)
     assert_same_bits(first.input, again.input)
+
+
+def test_training_calls_of_one_layer_exclude_each_other():
+    """A second thread is turned away or comes after; nobody reads half a state."""
+    case = cases.TYPICAL[0]
+    layer, (x,), dy = case.layer(), case.inputs(), case.output_gradient()
+    y = layer.apply(x, training=True)
+    dw = layer.apply_backward(x, y=y, grad_output=dy).weights
+    refused, wrong = [], []
+
+    def work():
+        for _ in range(20):
+            try:
+                if not np.array_equal(layer.apply(x, training=True), y):
+                    wrong.append("values")
+                if not np.array_equal(layer.apply_backward(x, y=y, grad_output=dy).weights, dw):
+                    wrong.append("gradients")
+            except LayerApplyError as error:
+                refused.append(str(error))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert wrong == []
+    assert all("expected one training or backward call at a time" in text for text in refused)
 
 
 def test_layers_say_what_they_keep():

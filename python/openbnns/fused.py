@@ -544,7 +544,7 @@ class FusedLayer(Layer):
         See also: ``BNNSFusedFilterApplyBackwardBatch``.
         """
         return self._gradients(
-            (x,), y, grad_output, {"input": input_gradient}, parameter_gradients, accumulate
+            (x,), y, grad_output, (input_gradient,), parameter_gradients, accumulate
         )
 
     def _gradients(
@@ -552,23 +552,28 @@ class FusedLayer(Layer):
         xs: Sequence[Array | None],
         y: Array | None,
         grad_output: Array,
-        inputs: dict[str, GradientTarget],
+        input_gradients: Sequence[GradientTarget],
         parameter_gradients: bool | Sequence[GradientTarget] | None,
         accumulate: bool | Collection[str],
     ) -> FusedGradients:
         names = self._parameter_names
-        targets: Sequence[GradientTarget]
-        if parameter_gradients is None or isinstance(parameter_gradients, bool):
-            targets = (parameter_gradients,) * len(names)
-        else:
-            where = type(self).__name__
-            targets = _as_many(where, "parameter_gradients", names, parameter_gradients)
+        targets = _targets(
+            type(self).__name__, "parameter_gradients", names, parameter_gradients
+        )
         bits = 0
         if accumulate is not False:
-            every = inputs | dict(zip(names, targets, strict=True))
-            bits = accumulate_bits(type(self).__name__, accumulate, every)
-        found = _backward(self._filter, y, grad_output, bits, *xs, *inputs.values(), *targets)
-        return FusedGradients(*found)
+            every = (*self._input_names, *names), (*input_gradients, *targets)
+            bits = accumulate_bits(
+                type(self).__name__, accumulate, dict(zip(*every, strict=True))
+            )
+        return FusedGradients(
+            *_backward(self._filter, y, grad_output, bits, *xs, *input_gradients, *targets)
+        )
+
+    @property
+    def _input_names(self) -> tuple[str, ...]:
+        number = len(self._input_specs)
+        return ("input",) if number == 1 else _INPUT_NAMES[:number]
 
     def work_bytes(self, batch: int) -> int:
         """Bytes that calls with a batch of this size hold while they run, at most.
@@ -739,16 +744,11 @@ class FusedParametersLayer(FusedLayer):
 
         See also: ``BNNSFusedFilterApplyBackwardMultiInputBatch``.
         """
-        number = len(self._input_specs)
-        names = ("input",) if number == 1 else _INPUT_NAMES[:number]
-        _as_many(type(self).__name__, "xs", names, xs)
-        targets: Sequence[GradientTarget]
-        if input_gradients is None or isinstance(input_gradients, bool):
-            targets = (input_gradients,) * number
-        else:
-            targets = _as_many(type(self).__name__, "input_gradients", names, input_gradients)
-        inputs = dict(zip(names, targets, strict=True))
-        return self._gradients(xs, y, grad_output, inputs, parameter_gradients, accumulate)
+        names = self._input_names
+        if len(xs) != len(names):
+            raise _miscounted(type(self).__name__, "xs", names, xs)
+        targets = _targets(type(self).__name__, "input_gradients", names, input_gradients)
+        return self._gradients(xs, y, grad_output, targets, parameter_gradients, accumulate)
 
 
 class FusedConvolutionNormalizationLayer(FusedLayer):
@@ -997,13 +997,26 @@ def _describe_second(
     return _QUANTIZATION, description, output
 
 
-def _as_many(where: str, argument: str, names: Sequence[str], values: Sequence[T]) -> Sequence[T]:
-    """The values, if there is one per name."""
-    if len(values) != len(names):
-        raise ArrayError(
-            f"[{where}] {argument}: expected {len(names)}, {', '.join(names)}; got {len(values)}"
-        )
-    return values
+def _targets(
+    where: str,
+    argument: str,
+    names: tuple[str, ...],
+    given: bool | Sequence[GradientTarget] | None,
+) -> Sequence[GradientTarget]:
+    """One target per name; True, False and None stand for all of them."""
+    if given is None or given is True or given is False:
+        return (given,) * len(names)
+    if len(given) != len(names):
+        raise _miscounted(where, argument, names, given)
+    return given
+
+
+def _miscounted(
+    where: str, argument: str, names: tuple[str, ...], got: Sequence[Any]
+) -> ArrayError:
+    return ArrayError(
+        f"[{where}] {argument}: expected {len(names)}, {', '.join(names)}; got {len(got)}"
+    )
 
 
 def _shown(value: Any) -> str:
