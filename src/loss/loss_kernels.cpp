@@ -384,11 +384,15 @@ void softmax_group(const RowsRun& run, size_t first) {
   const F factor = run.dy ? w * run.factor * load(run.dy + first) : w * run.factor;
   store(e_factor, factor * all / total);
   store(l_factor, factor);
+  const I lane = iota();
   for (size_t k = 0; k < kLanes; ++k) {
     F slope = load(e + k * kLanes) * splat(e_factor[k]);
     if constexpr (labels) slope -= label_of(k) * splat(l_factor[k]);
+    if (classes) {
+      const I is_class = lane == static_cast<int32_t>(classes[k]);
+      slope -= is_class ? scale * splat(l_factor[k]) : splat(0.0f);
+    }
     store_part(dx + k * n, slope, n);
-    if (classes) dx[k * n + classes[k]] -= run.shape.label_scale * l_factor[k];
   }
 }
 
