@@ -6,6 +6,7 @@ from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
 from cases import convolution as convolution_cases
 from cases import fully_connected as fully_connected_cases
+from cases import fused as fused_cases
 from cases import generator
 from cases import loss as loss_cases
 from cases import normalization as normalization_cases
@@ -193,6 +194,23 @@ def test_arithmetic_gradients_are_the_limit_of_differences(case):
 
         change = (dy * (moved(STEP) - moved(-STEP))).sum() / (2 * STEP)
         np.testing.assert_allclose((gradient[0] * direction).sum(), change, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", fused_cases.PAIRS + fused_cases.OPTIONS, ids=str)
+def test_fused_layers_agree_with_torch(case):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    if case.full or case.activation == "rectified_linear":
+        pytest.skip("PyTorch has no such gamma, or rounding decides about a slope")
+    inputs = [array.astype(float) for array in case.inputs()]
+    w, dy = case.weights(), case.output_gradient()
+    y, error = case.expected(inputs, w)
+    theirs = torch_judge.fused(inputs, w, dy, case)
+    np.testing.assert_allclose(y, theirs["y"], rtol=1e-9, atol=1e-11)
+    expected = case.expected_gradients(inputs, w, y, dy)
+    assert (error > 0).all()
+    for name, values in expected.values.items():
+        np.testing.assert_allclose(values, theirs[name], rtol=1e-8, atol=1e-10, err_msg=name)
+        assert (expected.errors[name] >= 0).all()
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
