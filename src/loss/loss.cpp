@@ -195,10 +195,11 @@ int Loss::check_labels(const Arguments& a, Job* job) const {
   const View view = values_view(a.class_type);
   if (read_batch(view, a.labels, a.batch, a.labels_stride, Access::read, "labels", &job->class_step) != 0) return -1;
   job->are_classes = true;
-  job->classes = {a.labels, a.class_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
+  job->classes = a.labels;
+  job->class_type = a.class_type;
   for (size_t b = 0; b < a.batch; ++b) {
-    const activation::ref::Whole number = activation::ref::get_stored(job->classes, b * job->class_step);
-    if (number < 0 || number >= static_cast<activation::ref::Whole>(x_.count))
+    const int64_t number = class_at(a.labels, a.class_type, b * job->class_step);
+    if (number < 0 || static_cast<size_t>(number) >= x_.count)
       return fail("labels: expected class numbers from 0 to %zu; got %lld for sample %zu", x_.count - 1,
                   static_cast<long long>(number), b);
   }
@@ -257,7 +258,7 @@ int Loss::check_results(const Arguments& a, Job* job) const {
 // What is written lies apart from what is read, except that dx may take the place of x or of the labels.
 int Loss::check_places(const Job& job) const {
   const size_t batch = job.batch, results = is_reduced() ? 1 : batch;
-  const View class_view = values_view(job.classes.type), weight_view = values_view(BNNSDataTypeFloat32);
+  const View class_view = values_view(job.class_type), weight_view = values_view(BNNSDataTypeFloat32);
   // What is read, each with the batch it has.
   struct Read {
     const char* word;
@@ -268,7 +269,7 @@ int Loss::check_places(const Job& job) const {
   };
   const Read reads[] = {
       {"input", x_, job.x.data, job.x_step, batch, true},
-      {"labels", job.are_classes ? class_view : x_, job.are_classes ? job.classes.data : job.l.data,
+      {"labels", job.are_classes ? class_view : x_, job.are_classes ? job.classes : job.l.data,
        job.are_classes ? job.class_step : job.l_step, batch, !job.are_classes},
       {"weights", weight_view, job.w, 1, job.weights_size, false},
       {"grad_output", job.has_dy ? job.dy_view : y_, job.has_dy ? job.dy.data : nullptr, job.dy_step, results, true}};
