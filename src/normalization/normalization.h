@@ -11,6 +11,9 @@
 //   channels   γ and β are one number per run; a group is one run, several runs, or the same run of all samples
 //   rows       γ and β are P numbers along the run; a group is one run
 // Batch norm of vectors (P = 1) takes many channels at a time, one per lane: columns.
+//
+// Between a training call and its gradients the layer keeps x, not x̂, with mean and r of each group: a fused layer has
+// x anyway and needs no copy, and x̂ made again by the same operations has the same bits.
 #pragma once
 
 #include <cstddef>
@@ -34,18 +37,34 @@ inline constexpr bool kRunningVarianceIsUnbiased = true;
 
 // Packed float32: run i starts at data + i·step.
 struct Runs {
-  float* data;
-  size_t step;
+  float* data = nullptr;
+  size_t step = 0;
 };
 
 // How many values, their mean, and the sum of squares of their distances from it.
 struct Moments {
   double count = 0.0, mean = 0.0, squares = 0.0;
 };
+[[gnu::always_inline]] inline void add(const Moments& part, Moments* all) {
+  if (all->count == 0.0) {
+    *all = part;
+    return;
+  }
+  const double n = all->count + part.count, apart = part.mean - all->mean;
+  all->mean += apart * (part.count / n);
+  all->squares += part.squares + apart * apart * (all->count * part.count / n);
+  all->count = n;
+}
+
+// The same of one run of one sample: the pieces that statistics of channels are put together from, in memory order.
+// They depend on the run alone, so whoever has its values in a cache may gather them (Kernels::run_moments).
+struct RunMoments {
+  double mean, squares;
+};
 
 // x̂ = (x - mean)·r + rest: mean is rounded to float, and rest makes up for it.
 struct Standard {
-  float mean, r, rest;
+  float mean = 0.0f, r = 1.0f, rest = 0.0f;
 };
 [[gnu::always_inline]] inline Standard standard_of(double mean, double variance, float epsilon) {
   const double r = 1.0 / __builtin_sqrt(variance + static_cast<double>(epsilon));
@@ -57,77 +76,98 @@ struct Sums {
   double dz = 0.0, dz_xhat = 0.0;
 };
 
+// Up to this length the moments of many runs are had at a time, not those of the next run on the way.
+inline constexpr size_t kShortRun = 128;
+
 // y = max(low, γ·x̂ + β) on `count` runs of `length` values. low is 0 for ReLU, else -infinity.
 struct Forward {
-  size_t count, length;
-  Runs x, y, xhat;         // xhat.data NULL: not kept
+  size_t count = 0, length = 0;
+  Runs x, y, copy;             // copy of x; data NULL: none
   Standard standard;
-  const float *gamma, *beta;   // one value each
-  float low;
-  bool stream_y, stream_xhat;  // past the caches, where alignment allows it
-  size_t ahead;                // what is read next lies so many values further on; 0: elsewhere
+  const float *gamma = nullptr, *beta = nullptr;  // one value each
+  float low = 0.0f;
+  bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
+  Runs next;                              // of the same shape: their moments are gathered on the way
+  RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
-inline constexpr size_t kRowsTogether = 4;
+inline constexpr size_t kRowsTogether = 16;
 struct RowForward {
-  size_t rows, length;
-  const float* x[kRowsTogether];
-  float* y[kRowsTogether];
-  float* xhat[kRowsTogether];  // or NULL
-  const float *gamma, *beta;   // (length), NULL both for 1 and 0
-  float epsilon, low;
-  bool stream_y, stream_xhat;
-  size_t ahead;
-  float r[kRowsTogether];      // written
+  size_t rows = 0, length = 0;
+  const float* x[kRowsTogether] = {};
+  float* y[kRowsTogether] = {};
+  float* copy[kRowsTogether] = {};  // or NULL
+  const float *gamma = nullptr, *beta = nullptr;  // (length), NULL both for 1 and 0
+  float epsilon = 0.0f, low = 0.0f;
+  bool stream_y = false, stream_copy = false;
+  size_t ahead = 0;                  // from a row to the next; 0: elsewhere
+  Standard standard[kRowsTogether];  // written
 };
 
-// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) on `count` runs. dz = y > 0 ? dy : 0, or dy where there is no y.
+// What dz is made of.
+enum class Mask {
+  none,    // dz = dy
+  output,  // dz = y > 0 ? dy : 0
+  input,   // dz = γ·x̂ + β > 0 ? dy : 0, with the γ and β of the forward call: the same, as y = max(0, γ·x̂ + β)
+};
+
+// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) on `count` runs; x̂ from x by `standard`, with the arithmetic of Forward.
 struct Gradient {
-  size_t count, length;
-  Runs dy, y, xhat, dx;
-  const float* gamma;      // channels: one value; rows: (length), NULL for 1
-  float r, mean_g, mean_g_xhat;
-  bool accumulate, stream;
-  size_t ahead;            // as in Forward
+  size_t count = 0, length = 0;
+  Runs dy, y, x, dx;
+  Standard standard;
+  Mask mask = Mask::none;
+  float mask_gamma = 1.0f, mask_beta = 0.0f;
+  const float* gamma = nullptr;  // one value
+  float mean_g = 0.0f, mean_g_xhat = 0.0f;
+  bool accumulate = false, stream = false;
 };
 
-// Up to kRowsTogether rows with the same γ.
-struct RowSums {
-  size_t rows, length;
-  const float* dy[kRowsTogether];
-  const float* y[kRowsTogether];  // or NULL
-  const float* xhat[kRowsTogether];
-  const float* gamma;             // (length), NULL for 1
-  float* dgamma;                  // (length) += Σ dz·x̂; NULL: not wanted
-  float* dbeta;                   // (length) += Σ dz, wanted or not with dgamma
-  Sums sums[kRowsTogether];       // of g and g·x̂, written
+// Gradients of up to kRowsTogether rows with the same γ.
+struct RowGradient {
+  size_t rows = 0, length = 0;
+  const float* dy[kRowsTogether] = {};
+  const float* y[kRowsTogether] = {};  // or NULL: dz = dy
+  const float* x[kRowsTogether] = {};
+  float* dx[kRowsTogether] = {};
+  Standard standard[kRowsTogether];
+  const float* gamma = nullptr;        // (length), NULL for 1
+  float* dgamma = nullptr;             // (length) += Σ dz·x̂; NULL: not wanted
+  float* dbeta = nullptr;              // (length) += Σ dz, wanted or not with dgamma
+  float mean_g[kRowsTogether] = {}, mean_g_xhat[kRowsTogether] = {};  // what sums give and input gradients take
+  bool accumulate = false, stream = false;
+  size_t ahead = 0;                    // from a row to the next; 0: elsewhere
 };
 
 // `width` channels of `rows` samples, one value each; what belongs to a channel is an array (width).
 inline constexpr size_t kColumns = 64;
 struct Columns {
-  size_t rows, width;
-  Runs x, y, xhat;
-  const float *mean, *r, *rest, *gamma, *beta;
-  float low;
+  size_t rows = 0, width = 0;
+  Runs x, y, copy;
+  const float *mean = nullptr, *r = nullptr, *rest = nullptr, *gamma = nullptr, *beta = nullptr;
+  float low = 0.0f;
 };
 struct ColumnGradient {
-  size_t rows, width;
-  Runs dy, y, xhat, dx;
-  const float *gamma, *r, *mean_g, *mean_g_xhat;
-  bool accumulate;
+  size_t rows = 0, width = 0;
+  Runs dy, y, x, dx;
+  const float *mean = nullptr, *r = nullptr, *rest = nullptr;
+  Mask mask = Mask::none;
+  const float *mask_gamma = nullptr, *mask_beta = nullptr;
+  const float *gamma = nullptr, *mean_g = nullptr, *mean_g_xhat = nullptr;
+  bool accumulate = false;
 };
 
 // One target's loops.
 struct Kernels {
-  Moments (*moments)(const Runs& x, size_t count, size_t length);
+  void (*run_moments)(const Runs& x, size_t count, size_t length, RunMoments* moments);  // (count)
   void (*channel_forward)(const Forward& job);
   Sums (*channel_sums)(const Gradient& job);
   void (*channel_gradient)(const Gradient& job);  // last run first: it was read last
   void (*row_forward)(RowForward* job);
-  void (*row_sums)(RowSums* job);
-  void (*row_gradient)(const Gradient& job);
+  void (*row_sums)(RowGradient* job);
+  void (*row_gradient)(const RowGradient& job);
+  void (*row_backward)(RowGradient* job);  // both of them, to the bit
   void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);
   void (*standards)(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
                     float* rest);  // standard_of, n times
@@ -185,16 +225,20 @@ struct Tensor {
   bool is_given() const { return walk.data; }
 };
 
-// What a training call keeps for the gradients.
+// What a training call keeps for the gradients: its input, and how x̂ follows from it.
 struct State {
   void* block = nullptr;
   size_t bytes = 0;
-  size_t batch = 0;         // 0: nothing kept
-  float* xhat = nullptr;    // (N, R, P)
-  float* r = nullptr;       // (groups)
+  size_t batch = 0;          // 0: nothing kept
+  float* copy = nullptr;     // (N, R, P): room for a copy of the input; NULL where the caller keeps it
+  const float* x = nullptr;  // (N, R, P): the copy, or what the caller keeps
+  float *mean = nullptr, *r = nullptr, *rest = nullptr;  // (groups): Standard
+  float *gamma = nullptr, *beta = nullptr;               // (C) as they were, where gradients need them (Mask::input)
 
+  // Bytes for a batch; SIZE_MAX: more than can be addressed.
+  static size_t bytes_for(const Plan& plan, size_t batch, bool copies);
   // Room for a batch, kept or grown; -1 with a sentence, and then what was there is still there.
-  int reserve(const Plan& plan, const Options& options, size_t batch);
+  int reserve(const Plan& plan, const Options& options, size_t batch, bool copies = true);
   void release(const Options& options) { options.release(block); }
 };
 
@@ -211,19 +255,63 @@ size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tens
 size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                       const ParameterGradient& dbeta, const ParameterGradient& dgamma);
 
-// y from x, in place or apart. state is NULL for inference; for training it has been reserved. Everything was checked.
-void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work);
+// Whether forward can be handed the moments of all runs.
+inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_columns(); }
+
+// y from x, in place or apart. state is NULL for inference; for training it has been reserved: without a copy, x has
+// to be packed float32 that stays as it is until the gradients have been had. moments (N, R), or NULL, are those of x.
+// Everything was checked.
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
+             const RunMoments* moments = nullptr);
+
+// Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
+// scratch; the first half is free.
+struct RunSink {
+  void (*take)(void* context, size_t n, size_t run, float* u);
+  void* context;
+};
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
 
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
-// the place of dy.
+// the place of dy. A sink takes the place of dx where it can (takes_sink).
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink = nullptr);
+
+// The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
+// count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same
+// (backward_bytes with that dx) and is left alone in between. Calls of the second step may run side by side, for
+// different samples.
+void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
+                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
+void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
+                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work);
 
 // ---- the layer ----
 
 // Bytes from the first to behind the last.
 struct Range {
   uintptr_t first, end;
+};
+
+// The arguments of a backward call, as they come, and checked.
+struct BackwardArguments {
+  size_t batch;
+  BNNSNDArrayDescriptor* dx;  // NULL: not wanted, as are dbeta and dgamma
+  size_t dx_stride;
+  const void* y;
+  size_t y_stride;
+  const BNNSNDArrayDescriptor* dy;
+  size_t dy_stride;
+  BNNSNDArrayDescriptor *dbeta, *dgamma;
+};
+struct Gradients {
+  View dy_view, dx_view, beta_view, gamma_view;
+  size_t dy_stride = 0, y_stride = 0;
+  Tensor dy, y, dx;  // y: not given where the activation is the identity
+  bool accumulate = false;
+  ParameterGradient dbeta, dgamma;
 };
 
 class Normalization final : public Filter {
@@ -233,12 +321,19 @@ class Normalization final : public Filter {
 
   int prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
   int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
-  int apply_normalization_backward(size_t batch, BNNSNDArrayDescriptor* dx, size_t dx_stride, const void* y,
-                                   size_t y_stride, const BNNSNDArrayDescriptor* dy, size_t dy_stride,
-                                   BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma);
+  int apply_normalization_backward(const BackwardArguments& arguments);
   size_t work_bytes(size_t batch) const override;
+  size_t kept_bytes(size_t batch) const override { return State::bytes_for(plan, batch, true); }
 
-  Plan plan;  // tests change its kernels
+  // For layers that end in this one and run its plan themselves: their checks.
+  const View& input() const { return x_; }
+  const View& output() const { return y_; }
+  int check_output(size_t batch, const void* y, size_t requested, size_t* stride) const;  // of a forward call
+  int check(const BackwardArguments& arguments, Gradients* g) const;
+  int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
+
+  Plan plan;    // tests change its kernels
+  State state;
 
  private:
   int prepare_geometry(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
@@ -254,7 +349,6 @@ class Normalization final : public Filter {
                            const char* argument, View* view, ParameterGradient* gradient) const;
 
   View x_, y_;
-  State state_;
   bool has_gamma_ = false, has_beta_ = false;  // given by the caller
   void* gamma_block_ = nullptr;
   void* beta_block_ = nullptr;

@@ -4,15 +4,19 @@
 
 namespace obn::OBN_TARGET::normalization {
 
+using obn::normalization::add;
 using obn::normalization::ColumnGradient;
 using obn::normalization::Columns;
 using obn::normalization::Forward;
 using obn::normalization::Gradient;
 using obn::normalization::kColumns;
 using obn::normalization::kRowsTogether;
+using obn::normalization::kShortRun;
+using obn::normalization::Mask;
 using obn::normalization::Moments;
 using obn::normalization::RowForward;
-using obn::normalization::RowSums;
+using obn::normalization::RowGradient;
+using obn::normalization::RunMoments;
 using obn::normalization::Runs;
 using obn::normalization::Standard;
 using obn::normalization::standard_of;
@@ -22,8 +26,10 @@ extern const obn::normalization::Kernels kernels;
 
 namespace {
 
-constexpr size_t kBlock = 2048;  // values that are summed in float before they go into a double; they stay in L1
+constexpr size_t kBlock = 4096;  // values that are summed in float before they go into a double
 constexpr size_t kBlockRows = 64;
+constexpr size_t kWide = 4 * kLanes;  // values that are worked on at a time
+constexpr size_t kAhead = 512;        // how far ahead long runs are fetched
 
 // A choice made outside a loop: body(Is<true>{}) or body(Is<false>{}).
 template <bool value>
@@ -114,51 +120,120 @@ OBN_INLINE Spread run_spread(const float* x, size_t n, F about) {
 }
 
 // What the second pass says about n values, whose mean is nearly `about`.
-OBN_INLINE Moments moments_of(double n, double inverse, float about, const Spread& spread) {
-  const double off = static_cast<double>(sum(spread.first));
-  const double squares = static_cast<double>(sum(spread.second)) - off * off * inverse;
+OBN_INLINE Moments moments_of(double n, double inverse, float about, float first, float second) {
+  const double off = static_cast<double>(first);
+  const double squares = static_cast<double>(second) - off * off * inverse;
   return {n, static_cast<double>(about) + off * inverse, squares < 0.0 ? 0.0 : squares};
 }
 
-// Moments of a block, two passes: the second one corrects the rounding of the first mean.
-Moments block_moments(const float* x, size_t step, size_t count, size_t length) {
-  const double n = static_cast<double>(count * length);
-  F total = F{};
-  for (size_t k = 0; k < count; ++k) total += run_sum(x + k * step, length);
-  const float about = sum(total) / static_cast<float>(count * length);
-  Spread spread = {F{}, F{}};
+// One number out of all lanes, neighbours first: the sum that sum_each gives.
+OBN_INLINE float pairwise_sum(F v) {
+#pragma GCC unroll 4
+  for (size_t n = kLanes; n > 1; n /= 2) {
+    F even, odd;
+    split_pairs(v, v, &even, &odd);
+    v = even + odd;
+  }
+  return v[0];
+}
+
+// Moments of up to kBlock values; the second pass corrects the rounding of the first mean.
+Moments two_pass_moments(const float* x, size_t length) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n;
+  const float about = pairwise_sum(run_sum(x, length)) * static_cast<float>(inverse);
+  const Spread spread = run_spread(x, length, splat(about));
+  return moments_of(n, inverse, about, pairwise_sum(spread.first), pairwise_sum(spread.second));
+}
+
+// Σ d and Σ d² of a block, d = x - about.
+struct Gathered {
+  const float* x;
+  F about;
+  F first[4] = {}, second[4] = {};
+
+  [[gnu::always_inline]] void add(size_t j, F v) {
+    const F d = v - about;
+    first[j] += d;
+    second[j] += d * d;
+  }
+  [[gnu::always_inline]] void wide(size_t i, size_t ahead) {
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      if (ahead > 0) prefetch(x + i + j * kLanes + ahead);
+      add(j, load(x + i + j * kLanes));
+    }
+  }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    for (; i + kWide <= length; i += kWide) wide(i, 0);
+    for (; i + kLanes <= length; i += kLanes) add(0, load(x + i));
+    if (i < length) add(1, load_first(x + i, length - i, about));
+  }
+  [[gnu::always_inline]] F first_sum() const { return (first[0] + first[1]) + (first[2] + first[3]); }
+  [[gnu::always_inline]] F second_sum() const { return (second[0] + second[1]) + (second[2] + second[3]); }
+};
+
+// Moments of a block take one pass, about the mean of its beginning. Where that turns out to be far from the mean of
+// all, compared with how the values spread, digits would be lost: then two passes follow.
+OBN_INLINE size_t beginning_of(size_t length) { return length < kWide ? length : kWide; }
+OBN_INLINE Gathered gather_about(const float* x, size_t length) {
+  const size_t n = beginning_of(length);
+  return {x, splat(pairwise_sum(run_sum(x, n)) / static_cast<float>(n))};
+}
+OBN_INLINE Moments moments_about(const float* x, size_t length, float about, float first, float second) {
+  const double n = static_cast<double>(length), inverse = 1.0 / n, off = static_cast<double>(first) * inverse;
+  if (2.0 * off * off <= static_cast<double>(second) * inverse) return moments_of(n, inverse, about, first, second);
+  return two_pass_moments(x, length);
+}
+OBN_INLINE Moments moments_of(const Gathered& g, size_t length) {
+  return moments_about(g.x, length, g.about[0], pairwise_sum(g.first_sum()), pairwise_sum(g.second_sum()));
+}
+Moments block_moments(const float* x, size_t length) {
+  Gathered gathered = gather_about(x, length);
+  gathered.rest(0, length);
+  return moments_of(gathered, length);
+}
+
+// The same of up to kLanes blocks, one per lane where all lanes are added up. Block k is at(k).
+template <class At>
+OBN_INLINE void some_block_moments(const At& at, size_t count, size_t length, RunMoments* moments) {
+  F first[kLanes], second[kLanes];
+  float about[kLanes], firsts[kLanes], seconds[kLanes];
+  for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
+  for (size_t k = 0; k < count; ++k) first[k] = run_sum(at(k), beginning_of(length));
+  store(about, sum_each(first) / splat(static_cast<float>(beginning_of(length))));
   for (size_t k = 0; k < count; ++k) {
-    const Spread part = run_spread(x + k * step, length, splat(about));
-    spread.first += part.first;
-    spread.second += part.second;
+    Gathered gathered = {at(k), splat(about[k])};
+    gathered.rest(0, length);
+    first[k] = gathered.first_sum();
+    second[k] = gathered.second_sum();
   }
-  return moments_of(n, 1.0 / n, about, spread);
+  store(firsts, sum_each(first));
+  store(seconds, sum_each(second));
+  for (size_t k = 0; k < count; ++k) {
+    const Moments m = moments_about(at(k), length, about[k], firsts[k], seconds[k]);
+    moments[k] = {m.mean, m.squares};
+  }
 }
 
-void add(const Moments& part, Moments* all) {
-  if (all->count == 0.0) {
-    *all = part;
-    return;
-  }
-  const double n = all->count + part.count, apart = part.mean - all->mean;
-  all->mean += apart * (part.count / n);
-  all->squares += part.squares + apart * apart * (all->count * part.count / n);
-  all->count = n;
-}
-
-// Blocks one after the other. Short runs share a block.
-Moments moments(const Runs& x, size_t count, size_t length) {
+// Blocks one after the other.
+Moments long_moments(const float* x, size_t length) {
   Moments all;
-  if (length < kBlock) {
-    const size_t together = kBlock / length;
-    for (size_t k = 0; k < count; k += together)
-      add(block_moments(x.data + k * x.step, x.step, k + together < count ? together : count - k, length), &all);
-    return all;
-  }
-  for (size_t k = 0; k < count; ++k)
-    for (size_t i = 0; i < length; i += kBlock)
-      add(block_moments(x.data + k * x.step + i, 0, 1, i + kBlock < length ? kBlock : length - i), &all);
+  for (size_t i = 0; i < length; i += kBlock)
+    add(block_moments(x + i, i + kBlock < length ? kBlock : length - i), &all);
   return all;
+}
+
+void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
+  size_t k = 0;
+  if (length <= kShortRun) {  // adding up the lanes counts
+    for (; k + 1 < count; k += kLanes)
+      some_block_moments([&](size_t i) { return x.data + (k + i) * x.step; }, k + kLanes < count ? kLanes : count - k,
+                         length, moments + k);
+  }
+  for (; k < count; ++k) {
+    const Moments m = long_moments(x.data + k * x.step, length);
+    moments[k] = {m.mean, m.squares};
+  }
 }
 
 // ---- forward: y = max(low, γ·x̂ + β) ----
@@ -166,127 +241,249 @@ Moments moments(const Runs& x, size_t count, size_t length) {
 // γ and β of a run: the same for all its values, along it, or 1 and 0.
 struct Same {
   F gamma, beta;
-  F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
+  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
+  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return gamma * v; }
 };
 struct Each {
   const float *gamma, *beta;
-  F apply(F xhat, size_t i, size_t n) const { return load_part(gamma + i, n) * xhat + load_part(beta + i, n); }
+  [[gnu::always_inline]] F apply(F xhat, size_t i, size_t n) const {
+    return load_part(gamma + i, n) * xhat + load_part(beta + i, n);
+  }
+  [[gnu::always_inline]] F times(F v, size_t i, size_t n) const { return load_part(gamma + i, n) * v; }
 };
 struct Plain {
-  F apply(F xhat, size_t, size_t) const { return xhat; }
+  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return xhat; }
+  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return v; }
 };
 
-template <bool keeps, bool streams_y, bool streams_xhat, class Parameters>
-OBN_INLINE void forward_run(const float* x, float* y, float* xhat, size_t length, size_t head, const Standard& standard,
-                            float low, size_t ahead, const Parameters& parameters) {
-  const F mean = splat(standard.mean), r = splat(standard.r), rest = splat(standard.rest), least = splat(low);
-  along(length, head, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    if (ahead > 0) prefetch(x + i + ahead);
-    const F v = (load_part(x + i, n) - mean) * r + rest;
-    if (keeps) put<streams_xhat>(xhat + i, v, n);
-    put<streams_y>(y + i, max(least, parameters.apply(v, i, n)), n);
-  });
+// x̂ of a value; forward and backward share it, so that both see the same bits.
+struct Standardize {
+  F mean, r, rest;
+
+  [[gnu::always_inline]] explicit Standardize(const Standard& s)
+      : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
+  [[gnu::always_inline]] Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
+  [[gnu::always_inline]] F operator()(F x) const { return (x - mean) * r + rest; }
+};
+
+// A run is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
+// is read before anything is written, because a read that follows a write to the same place of another page may wait.
+
+// y, and the copy of x, of a run.
+template <bool copies, bool streams, class Parameters>
+struct Output {
+  const float* x;
+  float *y, *copy;
+  Standardize standardize;
+  F low;
+  Parameters parameters;
+
+  [[gnu::always_inline]] F of(F v, size_t i, size_t n) const {
+    return max(low, parameters.apply(standardize(v), i, n));
+  }
+  [[gnu::always_inline]] void wide(size_t i) const {
+    F v[4], w[4];
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      v[j] = load(x + i + j * kLanes);
+      w[j] = of(v[j], i + j * kLanes, kLanes);
+    }
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      if (copies) put<streams>(copy + i + j * kLanes, v[j], kLanes);
+      put<streams>(y + i + j * kLanes, w[j], kLanes);
+    }
+  }
+  [[gnu::always_inline]] void part(size_t i, size_t n) const {
+    const F v = load_part(x + i, n), w = of(v, i, n);
+    if (copies) put<streams>(copy + i, v, n);
+    put<streams>(y + i, w, n);
+  }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+    for (; i + kWide <= length; i += kWide) wide(i);
+    for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
+    if (i < length) part(i, length - i);
+  }
+};
+
+// Writes what has to be written up to the first aligned place; where that is.
+template <bool copies, bool streams, class Parameters>
+OBN_INLINE size_t begin_output(const Output<copies, streams, Parameters>& output, size_t length) {
+  size_t head = streams ? head_of(output.y) : 0;
+  if (head > length) head = length;
+  if (head > 0) output.part(0, head);
+  return head;
 }
 
-// Job is Forward or RowForward.
-template <class Job, class Parameters>
-OBN_INLINE void forward_any(const Job& job, const float* x, float* y, float* xhat, const Standard& standard,
-                            const Parameters& parameters) {
-  const size_t n = job.length;
-  if (!job.stream_y && !job.stream_xhat) {
-    choose(xhat != nullptr, [&](auto keeps) {
-      forward_run<decltype(keeps)::yes, false, false>(x, y, xhat, n, 0, standard, job.low, job.ahead, parameters);
-    });
-    return;
-  }
-  const size_t head = job.stream_y ? head_of(y) : xhat ? head_of(xhat) : 0;
-  choose(job.stream_y, [&](auto past_y) {
-    constexpr bool streams_y = decltype(past_y)::yes;
-    if (!xhat) {
-      forward_run<false, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
-    } else if (job.stream_xhat && is_aligned(xhat + head)) {
-      forward_run<true, streams_y, true>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
-    } else {
-      forward_run<true, streams_y, false>(x, y, xhat, n, head, standard, job.low, job.ahead, parameters);
+// Streams are written both or not at all.
+OBN_INLINE bool can_stream(const float* y, const float* copy) { return !copy || is_aligned(copy + head_of(y)); }
+
+template <bool copies, bool streams>
+OBN_INLINE void channels_forward(const Forward& job) {
+  const size_t length = job.length;
+  for (size_t k = 0; k < job.count; ++k) {
+    const Output<copies, streams, Same> output = {job.x.data + k * job.x.step,
+                                                  job.y.data + k * job.y.step,
+                                                  copies ? job.copy.data + k * job.copy.step : nullptr,
+                                                  Standardize(job.standard),
+                                                  splat(job.low),
+                                                  {splat(*job.gamma), splat(*job.beta)}};
+    size_t o = begin_output(output, length);
+    Moments all;
+    for (size_t block = 0; job.next_moments && block < length; block += kBlock) {
+      const size_t n = block + kBlock < length ? kBlock : length - block;
+      Gathered next = gather_about(job.next.data + k * job.next.step + block, n);
+      size_t i = 0;
+      for (; i + kWide <= n && o + kWide <= length; i += kWide, o += kWide) {
+        next.wide(i, kAhead);
+        output.wide(o);
+      }
+      next.rest(i, n);
+      add(moments_of(next, n), &all);
     }
-  });
+    output.rest(o, length);
+    if (job.next_moments) job.next_moments[k] = {all.mean, all.squares};
+  }
 }
 
 void channel_forward(const Forward& job) {
-  const Same parameters = {splat(*job.gamma), splat(*job.beta)};
-  for (size_t k = 0; k < job.count; ++k)
-    forward_any(job, job.x.data + k * job.x.step, job.y.data + k * job.y.step,
-                job.xhat.data ? job.xhat.data + k * job.xhat.step : nullptr, job.standard, parameters);
-  if (job.stream_y || job.stream_xhat) fence();
+  bool streams_all = job.stream_y && (job.stream_copy || !job.copy.data);
+  for (size_t k = 0; k < job.count && streams_all && job.copy.data; ++k)
+    streams_all = can_stream(job.y.data + k * job.y.step, job.copy.data + k * job.copy.step);
+  choose(job.copy.data != nullptr, [&](auto copies) {
+    choose(streams_all, [&](auto streams) {
+      channels_forward<decltype(copies)::yes, decltype(streams)::yes>(job);
+    });
+  });
+  if (streams_all) fence();
 }
 
-// Statistics of some rows at a time: the ends of their sums, which are long chains of operations, then overlap.
-void row_standards(const RowForward& job, Standard* standard) {
-  const size_t n = job.length;
-  const double count = static_cast<double>(n), inverse = 1.0 / count;
-  if (n > kBlock) {
-    for (size_t k = 0; k < job.rows; ++k) {
-      const Moments m = moments({const_cast<float*>(job.x[k]), 0}, 1, n);
-      standard[k] = standard_of(m.mean, m.squares * inverse, job.epsilon);
-    }
-    return;
+// ---- rows, forward ----
+
+Standard standard_of_row(const Moments& m, float epsilon) { return standard_of(m.mean, m.squares / m.count, epsilon); }
+
+void short_row_standards(RowForward* job) {
+  RunMoments moments[kRowsTogether];
+  const double inverse = 1.0 / static_cast<double>(job->length);
+  for (size_t k = 0; k < job->rows; k += kLanes)
+    some_block_moments([&](size_t i) { return job->x[k + i]; }, k + kLanes < job->rows ? kLanes : job->rows - k,
+                       job->length, moments + k);
+  for (size_t k = 0; k < job->rows; ++k)
+    job->standard[k] = standard_of(moments[k].mean, moments[k].squares * inverse, job->epsilon);
+}
+
+template <bool copies, bool streams, class Parameters>
+OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
+  const size_t length = job->length, ahead = job->ahead;
+  const float epsilon = job->epsilon;
+  if (length <= kShortRun) {
+    short_row_standards(job);
+  } else {
+    job->standard[0] = standard_of_row(long_moments(job->x[0], length), epsilon);
   }
-  float about[kRowsTogether];
-  Moments m[kRowsTogether];
-  for (size_t k = 0; k < job.rows; ++k) about[k] = sum(run_sum(job.x[k], n)) * static_cast<float>(inverse);
-  for (size_t k = 0; k < job.rows; ++k)
-    m[k] = moments_of(count, inverse, about[k], run_spread(job.x[k], n, splat(about[k])));
-  for (size_t k = 0; k < job.rows; ++k) standard[k] = standard_of(m[k].mean, m[k].squares * inverse, job.epsilon);
+  for (size_t k = 0; k < job->rows; ++k) {
+    const Output<copies, streams, Parameters> output = {
+        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
+        parameters};
+    size_t o = begin_output(output, length);
+    if (k + 1 == job->rows || length > kBlock || length <= kShortRun) {
+      output.rest(o, length);
+      if (k + 1 < job->rows && length > kBlock)
+        job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
+      continue;
+    }
+    Gathered next = gather_about(job->x[k + 1], length);
+    size_t i = 0;
+    for (; o + kWide <= length; o += kWide, i += kWide) {
+      next.wide(i, ahead);
+      output.wide(o);
+    }
+    output.rest(o, length);
+    next.rest(i, length);
+    job->standard[k + 1] = standard_of_row(moments_of(next, length), epsilon);
+  }
 }
 
 void row_forward(RowForward* job) {
-  Standard standard[kRowsTogether];
-  row_standards(*job, standard);
-  for (size_t k = 0; k < job->rows; ++k) {
-    job->r[k] = standard[k].r;
-    if (job->gamma) {
-      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Each{job->gamma, job->beta});
-    } else {
-      forward_any(*job, job->x[k], job->y[k], job->xhat[k], standard[k], Plain{});
-    }
+  const bool copies_any = job->copy[0] != nullptr;
+  bool streams_all = job->stream_y && (job->stream_copy || !copies_any);
+  for (size_t k = 0; k < job->rows && streams_all; ++k) streams_all = can_stream(job->y[k], job->copy[k]);
+  choose(copies_any, [&](auto copies) {
+    choose(streams_all, [&](auto streams) {
+      if (job->gamma) {
+        rows_forward<decltype(copies)::yes, decltype(streams)::yes>(job, Each{job->gamma, job->beta});
+      } else {
+        rows_forward<decltype(copies)::yes, decltype(streams)::yes>(job, Plain{});
+      }
+    });
+  });
+  if (streams_all) fence();
+}
+
+// ---- backward ----
+
+// A mask chosen outside a loop: body(With<Mask::…>{}).
+template <Mask value>
+struct With {
+  static constexpr Mask mask = value;
+};
+template <class Body>
+OBN_INLINE void choose_mask(Mask mask, const Body& body) {
+  switch (mask) {
+    case Mask::output: return body(With<Mask::output>{});
+    case Mask::input: return body(With<Mask::input>{});
+    case Mask::none: return body(With<Mask::none>{});
   }
-  if (job->stream_y || job->stream_xhat) fence();
 }
 
-// ---- backward: dz = y > 0 ? dy : 0, or dy ----
+// dz and x̂ of some values of a run.
+struct Point {
+  F dz, xhat;
+};
+template <Mask mask>
+struct Points {
+  const float *dy, *y, *x;
+  Standardize standardize;
+  Same forward;  // of Mask::input
 
-template <bool has_y>
-OBN_INLINE F dz_at(const float* dy, const float* y, size_t i, size_t n) {
-  const F v = load_part(dy + i, n);
-  if (!has_y) return v;
-  return load_part(y + i, n) > 0.0f ? v : F{};
+  [[gnu::always_inline]] Point at(size_t i, size_t n) const {
+    // beyond the last value x̂ is nearly 0, not something large: dz, which is 0 there, shall stay that
+    const F dy_here = load_part(dy + i, n), xhat = standardize(load_part(x + i, n, standardize.mean));
+    if (mask == Mask::output) return {load_part(y + i, n) > 0.0f ? dy_here : F{}, xhat};
+    if (mask == Mask::input) return {forward.apply(xhat, i, n) > 0.0f ? dy_here : F{}, xhat};
+    return {dy_here, xhat};
+  }
+};
+template <Mask mask>
+OBN_INLINE Points<mask> points_of(const Gradient& job, size_t k, size_t first) {
+  return {job.dy.data + k * job.dy.step + first,
+          mask == Mask::output ? job.y.data + k * job.y.step + first : nullptr,
+          job.x.data + k * job.x.step + first,
+          Standardize(job.standard),
+          {splat(job.mask_gamma), splat(job.mask_beta)}};
 }
 
-// Σ dz and Σ dz·x̂ of some runs of a block.
-template <bool has_y>
-OBN_INLINE void add_sums(const float* dy, const float* y, const float* xhat, size_t n, F* first, F* second) {
+// Σ dz and Σ dz·x̂ of n values.
+template <Mask mask>
+OBN_INLINE void add_sums(const Points<mask>& points, size_t n, F* first, F* second) {
+  const auto add_to = [&](size_t j, const Point& p) __attribute__((always_inline)) {
+    first[j] += p.dz;
+    second[j] += p.dz * p.xhat;
+  };
   size_t i = 0;
-  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+  for (; i + kWide <= n; i += kWide) {
     for (size_t j = 0; j < 4; ++j) {
-      const F dz = dz_at<has_y>(dy, y, i + j * kLanes, kLanes);
-      first[j] += dz;
-      second[j] += dz * load(xhat + i + j * kLanes);
+      prefetch(points.dy + i + j * kLanes + kAhead);
+      prefetch(points.x + i + j * kLanes + kAhead);
+      add_to(j, points.at(i + j * kLanes, kLanes));
     }
   }
-  for (; i + kLanes <= n; i += kLanes) {
-    const F dz = dz_at<has_y>(dy, y, i, kLanes);
-    first[0] += dz;
-    second[0] += dz * load(xhat + i);
-  }
-  if (i < n) {
-    const F dz = dz_at<has_y>(dy, y, i, n - i);
-    first[1] += dz;
-    second[1] += dz * load_first(xhat + i, n - i);
-  }
+  for (; i + kLanes <= n; i += kLanes) add_to(0, points.at(i, kLanes));
+  if (i < n) add_to(1, points.at(i, n - i));
 }
 
-template <bool has_y>
-Sums sums_of(const Gradient& job) {
+template <Mask mask>
+OBN_INLINE Sums sums_of(const Gradient& job) {
   Sums all;
   const size_t part = job.length < kBlock ? job.length : kBlock;
   const size_t together = kBlock / part;
@@ -295,9 +492,7 @@ Sums sums_of(const Gradient& job) {
     for (size_t i = 0; i < job.length; i += part) {
       const size_t n = i + part < job.length ? part : job.length - i;
       F first[4] = {}, second[4] = {};
-      for (size_t m = k; m < end; ++m)
-        add_sums<has_y>(job.dy.data + m * job.dy.step + i, has_y ? job.y.data + m * job.y.step + i : nullptr,
-                        job.xhat.data + m * job.xhat.step + i, n, first, second);
+      for (size_t m = k; m < end; ++m) add_sums(points_of<mask>(job, m, i), n, first, second);
       all.dz += static_cast<double>(sum((first[0] + first[1]) + (first[2] + first[3])));
       all.dz_xhat += static_cast<double>(sum((second[0] + second[1]) + (second[2] + second[3])));
     }
@@ -305,105 +500,208 @@ Sums sums_of(const Gradient& job) {
   return all;
 }
 
-Sums channel_sums(const Gradient& job) { return job.y.data ? sums_of<true>(job) : sums_of<false>(job); }
+Sums channel_sums(const Gradient& job) {
+  Sums sums;
+  choose_mask(job.mask, [&](auto with) { sums = sums_of<decltype(with)::mask>(job); });
+  return sums;
+}
 
-// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat), γ along the run (rows) or one for all of it
-template <bool is_row, bool has_y, bool accumulates, bool streams>
-OBN_INLINE void gradient_run(const Gradient& job, size_t k) {
-  const float* dy = job.dy.data + k * job.dy.step;
-  const float* y = has_y ? job.y.data + k * job.y.step : nullptr;
-  const float* xhat = job.xhat.data + k * job.xhat.step;
-  float* dx = job.dx.data + k * job.dx.step;
-  const F r = splat(job.r), mean_g = splat(job.mean_g), mean_g_xhat = splat(job.mean_g_xhat);
-  const F same = splat(is_row ? 1.0f : *job.gamma);
-  along(job.length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    if (job.ahead > 0) {
-      prefetch(dy + i + job.ahead);
-      prefetch(xhat + i + job.ahead);
-      if (has_y) prefetch(y + i + job.ahead);
-    }
-    const F gamma = is_row ? load_part(job.gamma + i, n) : same;
-    const F g = gamma * dz_at<has_y>(dy, y, i, n) - mean_g;
-    F v = r * (g - load_part(xhat + i, n) * mean_g_xhat);
+// dx = r·(γ·dz - mean_g - x̂·mean_g_xhat) of one run; γ is Same for all of it, or there is one for Each value
+template <Mask mask, bool accumulates, bool streams, class Gamma>
+OBN_INLINE void gradient_run(const Points<mask>& points, float* dx, size_t length, float mean_g, float mean_g_xhat,
+                             const Gamma& gamma) {
+  const F r = points.standardize.r, mean = splat(mean_g), mean_xhat = splat(mean_g_xhat);
+  along(length, streams ? head_of(dx) : 0, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    const Point p = points.at(i, n);
+    const F g = gamma.times(p.dz, i, n) - mean;
+    F v = r * (g - p.xhat * mean_xhat);
     if (accumulates) v += load_part(dx + i, n);
     put<streams>(dx + i, v, n);
   });
 }
 
-template <bool is_row>
-OBN_INLINE void gradient_of(const Gradient& job, size_t k) {
-  choose(job.y.data != nullptr, [&](auto has_y) {
-    if (job.accumulate) return gradient_run<is_row, decltype(has_y)::yes, true, false>(job, k);
-    choose(job.stream, [&](auto streams) {
-      gradient_run<is_row, decltype(has_y)::yes, false, decltype(streams)::yes>(job, k);
-    });
-  });
+// body(accumulates, streams)
+template <class Body>
+OBN_INLINE void choose_store(bool accumulate, bool stream, const Body& body) {
+  if (accumulate) return body(Is<true>{}, Is<false>{});
+  choose(stream, [&](auto streams) { body(Is<false>{}, streams); });
 }
 
 void channel_gradient(const Gradient& job) {
-  for (size_t k = job.count; k-- > 0;) gradient_of<false>(job, k);
+  const Same gamma = {splat(*job.gamma), F{}};
+  choose_mask(job.mask, [&](auto with) {
+    choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
+      constexpr Mask mask = decltype(with)::mask;
+      for (size_t k = job.count; k-- > 0;)
+        gradient_run<mask, decltype(accumulates)::yes, decltype(streams)::yes>(
+            points_of<mask>(job, k, 0), job.dx.data + k * job.dx.step, job.length, job.mean_g, job.mean_g_xhat, gamma);
+    });
+  });
   if (job.stream) fence();
 }
 
-void row_gradient(const Gradient& job) {
-  static constexpr float kOne = 1.0f;
-  Gradient same = job;
-  same.gamma = &kOne;
-  for (size_t k = 0; k < job.count; ++k) {
-    if (job.gamma) {
-      gradient_of<true>(job, k);
-    } else {
-      gradient_of<false>(same, k);
+// ---- rows, backward: the input gradient of a row is written while the next one is summed ----
+
+// Σ g and Σ g·x̂ of a row, and what it adds to dβ and dγ.
+template <Mask mask, bool adds, class Gamma>
+struct RowSum {
+  Points<mask> points;
+  Gamma gamma;
+  float *dbeta, *dgamma;
+  F first[4] = {}, second[4] = {};
+
+  // New values of dβ and dγ.
+  struct Added {
+    F beta, gamma;
+  };
+  [[gnu::always_inline]] Added add(size_t j, size_t i, size_t n) {
+    const Point p = points.at(i, n);
+    const F product = p.dz * p.xhat;
+    first[j] += gamma.times(p.dz, i, n);
+    second[j] += gamma.times(product, i, n);
+    if (!adds) return {F{}, F{}};
+    return {load_part(dbeta + i, n) + p.dz, load_part(dgamma + i, n) + product};
+  }
+  [[gnu::always_inline]] void put(const Added& added, size_t i, size_t n) const {
+    if (!adds) return;
+    store_part(dbeta + i, added.beta, n);
+    store_part(dgamma + i, added.gamma, n);
+  }
+  [[gnu::always_inline]] void one(size_t j, size_t i, size_t n) { put(add(j, i, n), i, n); }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    for (; i + kWide <= length; i += kWide) {
+#pragma GCC unroll 4
+      for (size_t j = 0; j < 4; ++j) one(j, i + j * kLanes, kLanes);
+    }
+    for (; i + kLanes <= length; i += kLanes) one(0, i, kLanes);
+    if (i < length) one(1, i, length - i);
+  }
+  [[gnu::always_inline]] void means(size_t length, float* mean_g, float* mean_g_xhat) const {
+    const float inverse = static_cast<float>(1.0 / static_cast<double>(length));
+    *mean_g = sum((first[0] + first[1]) + (first[2] + first[3])) * inverse;
+    *mean_g_xhat = sum((second[0] + second[1]) + (second[2] + second[3])) * inverse;
+  }
+};
+
+// dx of a row.
+template <Mask mask, bool accumulates, bool streams, class Gamma>
+struct RowInput {
+  Points<mask> points;
+  Gamma gamma;
+  F mean_g, mean_g_xhat;
+  float* dx;
+
+  [[gnu::always_inline]] F at(size_t i, size_t n) const {
+    const Point p = points.at(i, n);
+    const F g = gamma.times(p.dz, i, n) - mean_g;
+    F v = points.standardize.r * (g - p.xhat * mean_g_xhat);
+    if (accumulates) v += load_part(dx + i, n);
+    return v;
+  }
+  [[gnu::always_inline]] void part(size_t i, size_t n) const { put<streams>(dx + i, at(i, n), n); }
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+    for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
+    if (i < length) part(i, length - i);
+  }
+};
+
+template <Mask mask>
+OBN_INLINE Points<mask> points_of(const RowGradient& job, size_t k) {
+  return {job.dy[k], job.y[k], job.x[k], Standardize(job.standard[k]), {F{}, F{}}};
+}
+
+template <bool sums, bool gradients, Mask mask, bool adds, bool accumulates, bool streams, class Gamma>
+OBN_INLINE void rows_backward(RowGradient* job, const Gamma& gamma) {
+  using Sum = RowSum<mask, adds, Gamma>;
+  using Input = RowInput<mask, accumulates, streams, Gamma>;
+  const size_t length = job->length, ahead = job->ahead, rows = job->rows;
+  // step k sums row k and writes row k - 1
+  for (size_t k = sums ? 0 : 1; k < rows + (gradients ? 1 : 0); ++k) {
+    size_t i = 0, o = 0;
+    Sum sum = {sums && k < rows ? points_of<mask>(*job, k) : points_of<mask>(*job, 0), gamma, job->dbeta, job->dgamma};
+    const size_t last = gradients && k > 0 ? k - 1 : 0;
+    const Input input = {points_of<mask>(*job, last), gamma, splat(job->mean_g[last]), splat(job->mean_g_xhat[last]),
+                         job->dx[last]};
+    if (gradients && k > 0) {
+      o = streams ? head_of(input.dx) : 0;
+      if (o > length) o = length;
+      if (o > 0) input.part(0, o);
+      for (; sums && k < rows && o + kWide <= length; o += kWide, i += kWide) {
+        F dx[4];
+        typename Sum::Added added[4];
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; ++j) {
+          const size_t at = i + j * kLanes;
+          if (ahead > 0) {
+            prefetch(sum.points.dy + at + ahead);
+            prefetch(sum.points.x + at + ahead);
+            if (mask == Mask::output) prefetch(sum.points.y + at + ahead);
+          }
+          added[j] = sum.add(j, at, kLanes);
+          dx[j] = input.at(o + j * kLanes, kLanes);
+        }
+#pragma GCC unroll 4
+        for (size_t j = 0; j < 4; ++j) {
+          sum.put(added[j], i + j * kLanes, kLanes);
+          put<streams>(input.dx + o + j * kLanes, dx[j], kLanes);
+        }
+      }
+      input.rest(o, length);
+    }
+    if (sums && k < rows) {
+      sum.rest(i, length);
+      sum.means(length, &job->mean_g[k], &job->mean_g_xhat[k]);
     }
   }
+}
+
+// body(With<mask>{}, γ)
+template <class Body>
+OBN_INLINE void choose_row(const RowGradient& job, const Body& body) {
+  choose(job.y[0] != nullptr, [&](auto has_y) {
+    constexpr Mask mask = decltype(has_y)::yes ? Mask::output : Mask::none;
+    if (job.gamma) {
+      body(With<mask>{}, Each{job.gamma, nullptr});
+    } else {
+      body(With<mask>{}, Plain{});
+    }
+  });
+}
+
+void row_sums(RowGradient* job) {
+  choose_row(*job, [&](auto with, const auto& gamma) {
+    choose(job->dgamma != nullptr, [&](auto adds) {
+      rows_backward<true, false, decltype(with)::mask, decltype(adds)::yes, false, false>(job, gamma);
+    });
+  });
+}
+
+void row_gradient(const RowGradient& job) {
+  RowGradient same = job;
+  choose_row(job, [&](auto with, const auto& gamma) {
+    choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
+      rows_backward<false, true, decltype(with)::mask, false, decltype(accumulates)::yes, decltype(streams)::yes>(
+          &same, gamma);
+    });
+  });
   if (job.stream) fence();
 }
 
-// Σ g and Σ g·x̂ of each of some rows; dβ and dγ, which run across them, are read and written once for all.
-template <size_t rows, bool has_y, bool has_gamma, bool adds>
-OBN_INLINE void row_sums_of(RowSums* job) {
-  F first[rows] = {}, second[rows] = {};
-  const auto step = [&](size_t i, size_t n) __attribute__((always_inline)) {
-    F beta_sum = F{}, gamma_sum = F{};
-    const F gamma = has_gamma ? load_part(job->gamma + i, n) : splat(1.0f);
-#pragma GCC unroll 4
-    for (size_t k = 0; k < rows; ++k) {
-      const F dz = dz_at<has_y>(job->dy[k], job->y[k], i, n);
-      const F product = dz * load_part(job->xhat[k] + i, n);
-      if (adds) {
-        beta_sum += dz;
-        gamma_sum += product;
-      }
-      first[k] += has_gamma ? gamma * dz : dz;
-      second[k] += has_gamma ? gamma * product : product;
-    }
-    if (adds) {
-      store_part(job->dbeta + i, load_part(job->dbeta + i, n) + beta_sum, n);
-      store_part(job->dgamma + i, load_part(job->dgamma + i, n) + gamma_sum, n);
-    }
-  };
-  size_t i = 0;
-  for (; i + kLanes <= job->length; i += kLanes) step(i, kLanes);
-  if (i < job->length) step(i, job->length - i);
-#pragma GCC unroll 4
-  for (size_t k = 0; k < rows; ++k)
-    job->sums[k] = {static_cast<double>(sum(first[k])), static_cast<double>(sum(second[k]))};
-}
-
-void row_sums(RowSums* job) {
-  choose(job->y[0] != nullptr, [&](auto has_y) {
-    choose(job->gamma != nullptr, [&](auto has_gamma) {
-      choose(job->dgamma != nullptr, [&](auto adds) {
-        constexpr bool y = decltype(has_y)::yes, g = decltype(has_gamma)::yes, a = decltype(adds)::yes;
-        switch (job->rows) {
-          case 4: return row_sums_of<4, y, g, a>(job);
-          case 3: return row_sums_of<3, y, g, a>(job);
-          case 2: return row_sums_of<2, y, g, a>(job);
-          default: return row_sums_of<1, y, g, a>(job);
-        }
+void row_backward(RowGradient* job) {
+  if (job->accumulate) {  // rare
+    row_sums(job);
+    row_gradient(*job);
+    return;
+  }
+  choose_row(*job, [&](auto with, const auto& gamma) {
+    choose(job->dgamma != nullptr, [&](auto adds) {
+      choose(job->stream, [&](auto streams) {
+        rows_backward<true, true, decltype(with)::mask, decltype(adds)::yes, false, decltype(streams)::yes>(job,
+                                                                                                            gamma);
       });
     });
   });
+  if (job->stream) fence();
 }
 
 // ---- columns: channels side by side ----
@@ -459,31 +757,47 @@ void standards(size_t n, const double* mean, const double* variance, float epsil
 
 void column_forward(const Columns& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    const F mean = load_part(job.mean + i, n), r = load_part(job.r + i, n), rest = load_part(job.rest + i, n);
-    const F gamma = load_part(job.gamma + i, n), beta = load_part(job.beta + i, n), low = splat(job.low);
+    const Standardize standardize(load_part(job.mean + i, n), load_part(job.r + i, n), load_part(job.rest + i, n));
+    const Same parameters = {load_part(job.gamma + i, n), load_part(job.beta + i, n)};
+    const F low = splat(job.low);
     for (size_t k = 0; k < job.rows; ++k) {
-      const F v = (load_part(job.x.data + k * job.x.step + i, n) - mean) * r + rest;
-      if (job.xhat.data) store_part(job.xhat.data + k * job.xhat.step + i, v, n);
-      store_part(job.y.data + k * job.y.step + i, max(low, gamma * v + beta), n);
+      const F v = load_part(job.x.data + k * job.x.step + i, n);
+      if (job.copy.data) store_part(job.copy.data + k * job.copy.step + i, v, n);
+      store_part(job.y.data + k * job.y.step + i, max(low, parameters.apply(standardize(v), 0, n)), n);
     }
   });
 }
 
-template <bool has_y>
-OBN_INLINE F column_dz(const ColumnGradient& job, size_t k, size_t i, size_t n) {
-  return dz_at<has_y>(job.dy.data + k * job.dy.step, has_y ? job.y.data + k * job.y.step : nullptr, i, n);
+// Row k, of which columns i … i + n - 1 are looked at.
+template <Mask mask>
+OBN_INLINE Point column_point(const ColumnGradient& job, size_t k, size_t i, size_t n, const Standardize& standardize,
+                              const Same& forward) {
+  const Points<mask> points = {job.dy.data + k * job.dy.step,
+                               mask == Mask::output ? job.y.data + k * job.y.step : nullptr,
+                               job.x.data + k * job.x.step, standardize, forward};
+  return points.at(i, n);
+}
+OBN_INLINE Standardize column_standardize(const ColumnGradient& job, size_t i, size_t n) {
+  return {load_part(job.mean + i, n), load_part(job.r + i, n), load_part(job.rest + i, n)};
+}
+template <Mask mask>
+OBN_INLINE Same column_parameters(const ColumnGradient& job, size_t i, size_t n) {
+  if (mask != Mask::input) return {F{}, F{}};
+  return {load_part(job.mask_gamma + i, n), load_part(job.mask_beta + i, n)};
 }
 
-template <bool has_y>
+template <Mask mask>
 OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
+    const Standardize standardize = column_standardize(job, i, n);
+    const Same parameters = column_parameters<mask>(job, i, n);
     F first = F{}, second = F{};
     for (size_t from = 0; from < job.rows; from += kBlockRows) {
       F part = F{}, part_xhat = F{};
       for (size_t k = from; k < job.rows && k < from + kBlockRows; ++k) {
-        const F dz = column_dz<has_y>(job, k, i, n);
-        part += dz;
-        part_xhat += dz * load_part(job.xhat.data + k * job.xhat.step + i, n);
+        const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
+        part += p.dz;
+        part_xhat += p.dz * p.xhat;
       }
       first += part;
       second += part_xhat;
@@ -493,18 +807,21 @@ OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
 }
 
 void column_sums(const ColumnGradient& job, Sums* sums) {
-  choose(job.y.data != nullptr, [&](auto has_y) { column_sums_of<decltype(has_y)::yes>(job, sums); });
+  choose_mask(job.mask, [&](auto with) { column_sums_of<decltype(with)::mask>(job, sums); });
 }
 
-template <bool has_y>
+template <Mask mask>
 OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
   by_vectors(job.width, [&](size_t i, size_t n) __attribute__((always_inline)) {
-    const F gamma = load_part(job.gamma + i, n), r = load_part(job.r + i, n);
+    const Standardize standardize = column_standardize(job, i, n);
+    const Same parameters = column_parameters<mask>(job, i, n);
+    const F gamma = load_part(job.gamma + i, n);
     const F mean_g = load_part(job.mean_g + i, n), mean_g_xhat = load_part(job.mean_g_xhat + i, n);
     for (size_t k = 0; k < job.rows; ++k) {
       float* dx = job.dx.data + k * job.dx.step + i;
-      const F g = gamma * column_dz<has_y>(job, k, i, n) - mean_g;
-      F v = r * (g - load_part(job.xhat.data + k * job.xhat.step + i, n) * mean_g_xhat);
+      const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
+      const F g = gamma * p.dz - mean_g;
+      F v = standardize.r * (g - p.xhat * mean_g_xhat);
       if (job.accumulate) v += load_part(dx, n);
       store_part(dx, v, n);
     }
@@ -512,14 +829,14 @@ OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
 }
 
 void column_gradient(const ColumnGradient& job) {
-  choose(job.y.data != nullptr, [&](auto has_y) { column_gradient_of<decltype(has_y)::yes>(job); });
+  choose_mask(job.mask, [&](auto with) { column_gradient_of<decltype(with)::mask>(job); });
 }
 
 }  // namespace
 
 constinit const obn::normalization::Kernels kernels = {
-    moments,      channel_forward, channel_sums, channel_gradient, row_forward, row_sums,
-    row_gradient, column_moments,  standards,    column_forward,   column_sums, column_gradient,
+    run_moments,  channel_forward, channel_sums,   channel_gradient, row_forward, row_sums,        row_gradient,
+    row_backward, column_moments,  standards,      column_forward,   column_sums, column_gradient,
 };
 
 }  // namespace obn::OBN_TARGET::normalization

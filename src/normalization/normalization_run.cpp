@@ -42,7 +42,7 @@ constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for o
 constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
-constexpr size_t kPrefetch = 131072;                  // values of a group, at most, whose successor is fetched early
+constexpr size_t kMomentsTogether = 64;               // runs whose moments are averaged at a time
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
 const activation::Kernels& conversion() { return activation::targets.best(); }
@@ -177,7 +177,25 @@ float* stage_of(float* shared, size_t group, size_t values) {
   return shared ? shared + group * values : reinterpret_cast<float*>(scratch()) + kBlock;
 }
 
+// Gradients of channels find where ReLU was open from x̂; but a half output may have become 0 by rounding.
+bool masks_by_input(const Plan& plan) { return plan.is_relu && !plan.is_rows; }
+
 // ---- forward ----
+
+// Runs of `length` values, `step` apart in `runs`, into the moments of the group. At most kMomentsTogether.
+void add_runs(const RunMoments* runs, size_t step, size_t count, size_t length, Moments* all) {
+  if (count == 1) return add({static_cast<double>(length), runs->mean, runs->squares}, all);
+  constexpr size_t kWays = 4;  // sums side by side: one would wait for itself
+  double means[kWays] = {}, squares[kWays] = {};
+  for (size_t k = 0; k < count; ++k) means[k % kWays] += runs[k * step].mean;
+  const double mean = ((means[0] + means[1]) + (means[2] + means[3])) / static_cast<double>(count);
+  const double n = static_cast<double>(length);
+  for (size_t k = 0; k < count; ++k) {
+    const double apart = runs[k * step].mean - mean;
+    squares[k % kWays] += runs[k * step].squares + n * apart * apart;
+  }
+  add({n * static_cast<double>(count), mean, (squares[0] + squares[1]) + (squares[2] + squares[3])}, all);
+}
 
 struct ForwardWork {
   float *gamma, *beta;
@@ -197,22 +215,33 @@ struct ForwardWork {
 
 class ForwardCall {
  public:
-  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), x_ready_(is_ready(plan, x)),
+  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
+              const RunMoments* moments)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
         y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool streams = bytes * (state ? 2 : 1) >= kStreamBytes;
+    const bool copies = state && state->copy;
+    const bool streams = bytes * (copies ? 2 : 1) >= kStreamBytes;
     stream_y_ = streams && y_ready_ && acts_in_kernel();
-    stream_xhat_ = streams;
+    stream_copy_ = streams && copies;
     if (!state) return;
-    // The kept values get the alignment of y, so that both may be streamed.
-    const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
-    const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
-    state->xhat = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+    if (copies) {
+      // The copy gets the alignment of y, so that both may be streamed.
+      const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
+      const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
+      state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+    }
+    state->x = copies ? state->copy : reinterpret_cast<const float*>(x.walk.data);
     state->batch = batch;
+    if (!masks_by_input(plan)) return;
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    for (size_t c = 0; c < plan.c; ++c) {
+      state->gamma[c] = gamma[c];
+      state->beta[c] = beta[c];
+    }
   }
 
   void run() {
@@ -227,7 +256,9 @@ class ForwardCall {
                 [&](size_t first, size_t count) {
         const size_t end = first + count;
         if (plan_.is_rows) return rows(first, end);
-        for (size_t g = first; g < end; ++g) group(g, g + 1 < end);
+        RunMoments moments[kMomentsTogether];
+        bool is_gathered = false;
+        for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
       });
     }
     if (work_.mean) update_moving();
@@ -251,7 +282,8 @@ class ForwardCall {
   }
   bool needs_moments() const { return !uses_moving(plan_.moving_mean) || !uses_moving(plan_.moving_variance); }
 
-  void group(size_t g, bool has_next) const {
+  // The moments of its runs may have been gathered already; those of the next group take their place. True: they do.
+  bool group(size_t g, bool has_next, bool is_gathered, RunMoments* moments) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = x_ready_ && y_ready_ ? nullptr : stage_of(work_.stage, g, span.values());
     if (!x_ready_) load_group(x_, span, stage);
@@ -262,22 +294,51 @@ class ForwardCall {
     job.length = plan_.length;
     job.x = x_ready_ ? runs_in(plan_, x_, span) : runs_in(plan_, stage, span);
     job.y = y_ready_ ? runs_in(plan_, y_, span) : runs_in(plan_, stage, span);
-    job.xhat = {nullptr, 0};
-    if (state_)
-      job.xhat = {state_->xhat + span.n * plan_.sample() + span.first,
-                  span.samples > 1 ? plan_.sample() : plan_.length};
+    if (copy())
+      job.copy = {copy() + span.n * plan_.sample() + span.first, span.samples > 1 ? plan_.sample() : plan_.length};
     job.low = low();
     job.stream_y = stream_y_;
-    job.stream_xhat = stream_xhat_ && state_;
-    job.ahead = has_next && x_ready_ && span.values() <= kPrefetch ? span.length : 0;
+    job.stream_copy = stream_copy_;
     Moments m;
-    if (needs_moments()) m = plan_.kernels->moments(job.x, count, plan_.length);
+    if (is_gathered) {
+      add_runs(moments, 1, count, plan_.length, &m);
+    } else if (needs_moments()) {
+      m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
+    }
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
     take_statistics(g, run, &m.mean, &variance);
     job.standard = standard_of(m.mean, variance, plan_.epsilon);
-    if (state_) state_->r[g] = job.standard.r;
+    if (state_) keep(g, job.standard);
+    const bool gathers = has_next && needs_moments() && !moments_ && x_ready_ && count <= kMomentsTogether &&
+                         plan_.length > kShortRun;
+    if (gathers) {
+      job.next = runs_in(plan_, x_, span_of(plan_, batch_, g + 1));
+      job.next_moments = moments;
+    }
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
+    return gathers;
+  }
+
+  float* copy() const { return state_ ? state_->copy : nullptr; }
+
+  void keep(size_t g, const Standard& standard) const {
+    state_->mean[g] = standard.mean;
+    state_->r[g] = standard.r;
+    state_->rest[g] = standard.rest;
+  }
+
+  // Of the runs of a group, which are first, first + step, … of (N, R).
+  Moments moments_of(const Runs& x, size_t first, size_t count, size_t step) const {
+    Moments all;
+    RunMoments here[kMomentsTogether];
+    for (size_t k = 0; k < count; k += kMomentsTogether) {
+      const size_t together = std::min(kMomentsTogether, count - k);
+      if (!moments_) plan_.kernels->run_moments({x.data + k * x.step, x.step}, together, plan_.length, here);
+      const RunMoments* runs = moments_ ? moments_ + first + k * step : here;
+      add_runs(runs, moments_ ? step : 1, together, plan_.length, &all);
+    }
+    return all;
   }
 
   // Rows first … end - 1, some at a time while they share γ.
@@ -285,10 +346,10 @@ class ForwardCall {
     const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
     const bool stages = !x_ready_ || !y_ready_;
     const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
-    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g), g + together < end);
+    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g));
   }
 
-  void some_rows(size_t first, size_t count, bool has_next) const {
+  void some_rows(size_t first, size_t count) const {
     const size_t length = plan_.length, run = first % plan_.runs;
     RowForward job;
     Span spans[kRowsTogether];
@@ -300,7 +361,7 @@ class ForwardCall {
       if (!x_ready_) load_group(x_, span, stage);
       job.x[k] = x_ready_ ? address(x_, span.n, span.first) : stage;
       job.y[k] = y_ready_ ? address(y_, span.n, span.first) : stage;
-      job.xhat[k] = state_ ? state_->xhat + (first + k) * length : nullptr;
+      job.copy[k] = copy() ? copy() + (first + k) * length : nullptr;
     }
     job.rows = count;
     job.length = length;
@@ -309,18 +370,18 @@ class ForwardCall {
     job.epsilon = plan_.epsilon;
     job.low = low();
     job.stream_y = stream_y_;
-    job.stream_xhat = stream_xhat_ && state_;
-    job.ahead = has_next && x_ready_ && count * length <= kPrefetch ? count * length : 0;
+    job.stream_copy = stream_copy_;
+    job.ahead = x_ready_ ? length : 0;
     plan_.kernels->row_forward(&job);
     for (size_t k = 0; k < count; ++k) {
-      if (state_) state_->r[first + k] = job.r[k];
+      if (state_) keep(first + k, job.standard[k]);
       if (!acts_in_kernel()) plan_.activation.forward(job.y[k], length);
       if (!y_ready_) store_group(y_, spans[k], job.y[k], false, nullptr);
     }
   }
 
   // The runs of a group, with one γ for all of them or one for each.
-  void forward_runs(Forward job, size_t run, size_t count, bool shares_gamma) const {
+  void forward_runs(Forward& job, size_t run, size_t count, bool shares_gamma) const {
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     job.gamma = &gamma[run];
     job.beta = &beta[run];
@@ -338,7 +399,10 @@ class ForwardCall {
       if (!acts_in_kernel()) plan_.activation.forward(job.y.data, plan_.length);
       job.x.data += job.x.step;
       job.y.data += job.y.step;
-      if (job.xhat.data) job.xhat.data += job.xhat.step;
+      if (job.copy.data) job.copy.data += job.copy.step;
+      if (!job.next_moments) continue;
+      job.next.data += job.next.step;
+      ++job.next_moments;
     }
   }
 
@@ -354,7 +418,7 @@ class ForwardCall {
     job.width = width;
     job.x = x_ready_ ? Runs{address(x_, 0, c), x_.step} : Runs{stage, width};
     job.y = y_ready_ ? Runs{address(y_, 0, c), y_.step} : Runs{stage, width};
-    job.xhat = {state_ ? state_->xhat + c : nullptr, plan_.sample()};
+    if (copy()) job.copy = {copy() + c, plan_.sample()};
     if (needs_moments()) plan_.kernels->column_moments(job.x, batch_, width, mean, variance);
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     for (size_t i = 0; i < width; ++i) {
@@ -363,7 +427,11 @@ class ForwardCall {
       betas[i] = beta[c + i];
     }
     plan_.kernels->standards(width, mean, variance, plan_.epsilon, means, rs, rests);
-    if (state_) std::copy_n(rs, width, state_->r + c);
+    if (state_) {
+      std::copy_n(means, width, state_->mean + c);
+      std::copy_n(rs, width, state_->r + c);
+      std::copy_n(rests, width, state_->rest + c);
+    }
     job.mean = means;
     job.r = rs;
     job.rest = rests;
@@ -404,11 +472,12 @@ class ForwardCall {
   State* state_;
   size_t batch_;
   const Tensor &x_, &y_;
+  const RunMoments* moments_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
   const float *gamma_, *beta_;
-  bool stream_y_, stream_xhat_;
+  bool stream_y_, stream_copy_;
 };
 
 // ---- backward ----
@@ -430,40 +499,56 @@ struct RowPlan {
   }
 };
 
+// The two means of the input gradient.
+struct Means {
+  float g, g_xhat;
+};
+
 struct BackwardWork {
-  float *gamma;
+  float* gamma;
   Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
+  Means* means;   // (groups)
   float* partial; // rows: (blocks, 2, P): dβ, dγ
   float* stage;
 
   BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
     gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
     sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
+    means = room->take<Means>(plan.groups(batch));
     partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
     stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
   }
 };
 
+Mask mask_of(const Plan& plan, const Tensor& y) {
+  if (!plan.is_relu) return Mask::none;
+  return masks_by_input(plan) && y.walk.type == BNNSDataTypeFloat32 ? Mask::input : Mask::output;
+}
+
 // dz is made in a buffer unless the kernels can take dy and y as they are.
 bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor& dx) {
   if (!is_ready(plan, dy) || (dx.is_given() && !is_ready(plan, dx))) return true;
-  return !plan.activation.is_identity() && (!plan.is_relu || !is_ready(plan, y));
+  if (plan.activation.is_identity()) return false;
+  return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+               const RunSink* sink = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
-        rows_(plan, state.batch, dbeta.count, dgamma.count), room_(work),
-        work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
-    gamma_ = read_parameter(plan.gamma, work_.gamma);
+        mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
+        room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
+    gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
     stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
   }
 
+  // All sums; with them, group by group, the input gradient where it is given.
   void run() {
+    read_parameter(plan_.gamma, work_.gamma);
     if (plan_.is_rows) {
       run_rows();
       return;
@@ -484,9 +569,22 @@ class BackwardCall {
     if (dgamma_.is_wanted) store_channel_sums(dgamma_, &Sums::dz_xhat);
   }
 
- private:
-  bool has_y() const { return !plan_.activation.is_identity() && !stages_; }
+  // After run(): the input gradient of some samples, run by run. dx_ begins at sample `first`.
+  void run_input(size_t first, size_t count) const {
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, count * kColumns), plan_.threads, [&](size_t from, size_t some) {
+        for (size_t k = from; k < from + some; ++k) input_columns(k, first, count);
+      });
+      return;
+    }
+    const size_t runs = count * plan_.runs;
+    by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
+      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
+    });
+  }
 
+ private:
   // dz of a group in `buffer`
   void make_dz(const Span& span, float* buffer) const {
     load_group(dy_, span, buffer);
@@ -504,29 +602,38 @@ class BackwardCall {
   }
 
   Runs kept(const Span& span) const {
-    return {state_.xhat + span.n * plan_.sample() + span.first, span.samples > 1 ? plan_.sample() : plan_.length};
+    return {const_cast<float*>(state_.x) + span.n * plan_.sample() + span.first,
+            span.samples > 1 ? plan_.sample() : plan_.length};
   }
 
+  Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
+
   // The tensors of a group as the kernels take them.
-  Gradient job_of(const Span& span, float* stage) const {
+  Gradient job_of(const Span& span, size_t g, float* stage) const {
     Gradient job;
     job.count = 1;
     job.length = plan_.length;
     job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
-    job.y = has_y() ? runs_in(plan_, y_, span) : Runs{nullptr, 0};
-    job.xhat = kept(span);
-    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : runs_in(plan_, dx_, span);
-    job.gamma = nullptr;
+    if (mask_ == Mask::output) job.y = runs_in(plan_, y_, span);
+    job.x = kept(span);
+    job.standard = standard_at(g);
+    job.mask = mask_;
     job.accumulate = accumulate_ && !stages_;
-    job.stream = stream_;
-    job.ahead = 0;
     return job;
+  }
+
+  // γ and, for the mask, both parameters of the forward call.
+  void set_channel(Gradient* job, size_t run) const {
+    job->gamma = gamma_ ? gamma_ + run : &kOne;
+    if (mask_ != Mask::input) return;
+    job->mask_gamma = state_.gamma[run];
+    job->mask_beta = state_.beta[run];
   }
 
   static void advance(Gradient* job) {
     job->dy.data += job->dy.step;
     if (job->y.data) job->y.data += job->y.step;
-    job->xhat.data += job->xhat.step;
+    job->x.data += job->x.step;
     if (job->dx.data) job->dx.data += job->dx.step;
   }
 
@@ -534,9 +641,10 @@ class BackwardCall {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
-    Gradient job = job_of(span, stage);
+    Gradient job = job_of(span, g, stage);
+    if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
+    job.stream = stream_;
     const PerChannel gamma = {gamma_, kOne};
-    const double size = static_cast<double>(span.values());
     const size_t run = span.first / plan_.length;
     const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
     const size_t count = shares_gamma ? 1 : span.length / plan_.length;
@@ -544,23 +652,107 @@ class BackwardCall {
     Sums all, *sums = work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + run);
     Gradient at = job;
     for (size_t k = 0; k < count; ++k, advance(&at)) {
+      set_channel(&at, run + k);
       sums[k] = plan_.kernels->channel_sums(at);
       all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
+    work_.means[g] = means_of(all, static_cast<double>(span.values()));
+    if (sink_) return drain(job, g, span);
     if (!dx_.is_given()) return;
-    set_means(&job, state_.r[g], all, size);
+    set_means(&job, g);
     for (size_t k = 0; k < count; ++k, advance(&job)) {
-      job.gamma = &gamma[run + k];
+      set_channel(&job, run + k);
       plan_.kernels->channel_gradient(job);
     }
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
-  static void set_means(Gradient* job, float r, const Sums& sums, double size) {
-    job->r = r;
-    job->mean_g = static_cast<float>(sums.dz / size);
-    job->mean_g_xhat = static_cast<float>(sums.dz_xhat / size);
+  // The input gradient run by run, last run first: it was read last.
+  void drain(Gradient job, size_t g, const Span& span) const {
+    const size_t run = span.first / plan_.length, runs = span.values() / plan_.length;
+    const bool has_samples = span.samples > 1;
+    float* u = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
+    job.count = 1;
+    job.stream = false;
+    set_means(&job, g);
+    for (size_t k = runs; k-- > 0;) {
+      Gradient one = job;
+      one.dy.data += k * job.dy.step;
+      if (one.y.data) one.y.data += k * job.y.step;
+      one.x.data += k * job.x.step;
+      one.dx = {u, 0};
+      set_channel(&one, has_samples ? run : run + k);
+      plan_.kernels->channel_gradient(one);
+      sink_->take(sink_->context, has_samples ? k : span.n, has_samples ? run : run + k, u);
+    }
+  }
+
+  static Means means_of(const Sums& sums, double size) {
+    return {static_cast<float>(sums.dz / size), static_cast<float>(sums.dz_xhat / size)};
+  }
+  void set_means(Gradient* job, size_t g) const {
+    job->mean_g = work_.means[g].g;
+    job->mean_g_xhat = work_.means[g].g_xhat;
+  }
+
+  // Run r of sample first + s.
+  void input_run(size_t first, size_t s, size_t r) const {
+    const Span span = {first + s, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    float* dx = address(dx_, s, span.first);
+    if (plan_.is_rows) {
+      RowGradient job = row_job(r, 1);
+      set_row(&job, 0, span, stage);
+      job.dx[0] = dx;
+      job.mean_g[0] = work_.means[g].g;
+      job.mean_g_xhat[0] = work_.means[g].g_xhat;
+      plan_.kernels->row_gradient(job);
+      return;
+    }
+    Gradient job = job_of(span, g, stage);
+    job.dx = {dx, 0};
+    set_means(&job, g);
+    set_channel(&job, r);
+    plan_.kernels->channel_gradient(job);
+  }
+
+  // ---- columns ----
+
+  // `count` samples from `first` on of a block of columns; dx is left out.
+  ColumnGradient column_job(size_t c, size_t width, size_t first, size_t count, float* stage) const {
+    ColumnGradient job;
+    job.rows = count;
+    job.width = width;
+    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
+    if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
+    job.x = {const_cast<float*>(state_.x) + first * plan_.sample() + c, plan_.sample()};
+    job.mean = state_.mean + c;
+    job.r = state_.r + c;
+    job.rest = state_.rest + c;
+    job.mask = mask_;
+    if (mask_ == Mask::input) {
+      job.mask_gamma = state_.gamma + c;
+      job.mask_beta = state_.beta + c;
+    }
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+
+  void column_gradient(ColumnGradient job, size_t c) const {
+    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
+    const PerChannel gamma = {gamma_, kOne};
+    for (size_t i = 0; i < job.width; ++i) {
+      gammas[i] = gamma[c + i];
+      mean_g[i] = work_.means[c + i].g;
+      mean_g_xhat[i] = work_.means[c + i].g_xhat;
+    }
+    job.gamma = gammas;
+    job.mean_g = mean_g;
+    job.mean_g_xhat = mean_g_xhat;
+    plan_.kernels->column_gradient(job);
   }
 
   void columns(size_t block) const {
@@ -568,31 +760,30 @@ class BackwardCall {
     const Span span = {0, batch_, c, width};
     float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
     if (stages_) make_dz(span, stage);
-    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
-    ColumnGradient job;
-    job.rows = batch_;
-    job.width = width;
-    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, 0, c), dy_.step};
-    job.y = has_y() ? Runs{address(y_, 0, c), y_.step} : Runs{nullptr, 0};
-    job.xhat = {state_.xhat + c, plan_.sample()};
-    job.dx = !dx_.is_given() ? Runs{nullptr, 0} : stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
-    job.accumulate = accumulate_ && !stages_;
+    ColumnGradient job = column_job(c, width, 0, batch_, stage);
     Sums* sums = work_.sums + c;
     plan_.kernels->column_sums(job, sums);
-    if (!dx_.is_given()) return;
     const PerChannel gamma = {gamma_, kOne};
     const double inverse = 1.0 / static_cast<double>(batch_);
     for (size_t i = 0; i < width; ++i) {
-      gammas[i] = gamma[c + i];
-      mean_g[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz * inverse);
-      mean_g_xhat[i] = static_cast<float>(static_cast<double>(gammas[i]) * sums[i].dz_xhat * inverse);
+      const double scale = static_cast<double>(gamma[c + i]);
+      work_.means[c + i] = {static_cast<float>(scale * sums[i].dz * inverse),
+                            static_cast<float>(scale * sums[i].dz_xhat * inverse)};
     }
-    job.gamma = gammas;
-    job.r = state_.r + c;
-    job.mean_g = mean_g;
-    job.mean_g_xhat = mean_g_xhat;
-    plan_.kernels->column_gradient(job);
+    if (!dx_.is_given()) return;
+    job.dx = stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // Columns of samples first … first + count - 1.
+  void input_columns(size_t block, size_t first, size_t count) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
+    if (stages_) make_dz({first, count, c, width}, stage);
+    ColumnGradient job = column_job(c, width, first, count, stage);
+    job.dx = {address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
   }
 
   // Sums of all samples, channel by channel.
@@ -627,49 +818,59 @@ class BackwardCall {
         const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
         float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
-        for (size_t i = 0; i < in_block; i += together) {
-          const bool has_next = !rows_.by_run && i + together < in_block;
-          some_rows(k, i, std::min(together, in_block - i), has_next, dbeta);
-        }
+        for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
       }
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
     if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
   }
 
-  void some_rows(size_t block, size_t first, size_t count, bool has_next, float* dbeta) const {
+  // `count` rows that share the γ of run r.
+  RowGradient row_job(size_t r, size_t count) const {
+    RowGradient job;
+    job.rows = count;
+    job.length = plan_.length;
+    job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+  // What row k reads; dz is in the stage, if there is one.
+  void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
+    const size_t row = span.n * plan_.runs + span.first / plan_.length;
+    job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
+    if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
+    job->x[k] = state_.x + row * plan_.length;
+    job->standard[k] = standard_at(row);
+  }
+
+  void some_rows(size_t block, size_t first, size_t count, float* dbeta) const {
     const size_t length = plan_.length;
-    Gradient jobs[kRowsTogether];
     Span spans[kRowsTogether];
-    RowSums sums;
-    sums.rows = count;
-    sums.length = length;
-    sums.gamma = along_run(plan_, gamma_, plan_.gamma.count, block);
-    sums.dbeta = dbeta;
-    sums.dgamma = dbeta ? dbeta + length : nullptr;
-    float* stage = nullptr;
+    float* stages[kRowsTogether] = {};
+    RowGradient job = row_job(block, count);
+    job.dbeta = dbeta;
+    job.dgamma = dbeta ? dbeta + length : nullptr;
+    job.stream = stream_;
+    job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
       spans[k] = span_of(plan_, batch_, row);
       if (stages_) {
-        stage = work_.stage ? work_.stage + row * length
-                            : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
-        make_dz(spans[k], stage);
+        stages[k] = work_.stage ? work_.stage + row * length
+                                : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+        make_dz(spans[k], stages[k]);
       }
-      jobs[k] = job_of(spans[k], stage);
-      sums.dy[k] = jobs[k].dy.data;
-      sums.y[k] = jobs[k].y.data;
-      sums.xhat[k] = jobs[k].xhat.data;
+      set_row(&job, k, spans[k], stages[k]);
+      if (dx_.is_given()) job.dx[k] = stages_ ? stages[k] : address(dx_, spans[k].n, spans[k].first);
     }
-    plan_.kernels->row_sums(&sums);
-    if (!dx_.is_given()) return;
-    for (size_t k = 0; k < count; ++k) {
-      jobs[k].gamma = sums.gamma;
-      jobs[k].ahead = has_next && !stages_ && count * length <= kPrefetch / 4 ? count * length : 0;
-      set_means(&jobs[k], state_.r[row_at(block, first + k)], sums.sums[k], static_cast<double>(length));
-      plan_.kernels->row_gradient(jobs[k]);
-      if (stages_) store_group(dx_, spans[k], jobs[k].dy.data, accumulate_, reinterpret_cast<float*>(scratch()));
+    if (!dx_.is_given()) {
+      plan_.kernels->row_sums(&job);
+      for (size_t k = 0; k < count; ++k) work_.means[row_at(block, first + k)] = {job.mean_g[k], job.mean_g_xhat[k]};
+      return;
     }
+    plan_.kernels->row_backward(&job);
+    for (size_t k = 0; k < count && stages_; ++k)
+      store_group(dx_, spans[k], stages[k], accumulate_, reinterpret_cast<float*>(scratch()));
   }
 
   // dβ (which 0) or dγ (1): the accumulators of a run for the whole parameter, all of them for the part.
@@ -695,9 +896,11 @@ class BackwardCall {
   const State& state_;
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
+  const RunSink* sink_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
+  Mask mask_;
   RowPlan rows_;
   Room room_;
   BackwardWork work_;
@@ -707,24 +910,53 @@ class BackwardCall {
 
 }  // namespace
 
-int State::reserve(const Plan& plan, const Options& options, size_t samples) {
-  size_t values, needed;
-  const size_t groups = plan.groups(samples);
-  if (__builtin_mul_overflow(samples, plan.sample(), &values) || values > SIZE_MAX / 16 || groups > SIZE_MAX / 16)
+namespace {
+
+// The block of a State: the copy, with a cache line in front of it to choose the alignment, then the rest.
+struct StatePlaces {
+  size_t statistics = 0, parameters = 0;  // bytes of one of their arrays
+  size_t copy = 0, all = SIZE_MAX;
+
+  StatePlaces(const Plan& plan, size_t batch, bool copies) {
+    size_t values;
+    const size_t groups = plan.groups(batch);
+    if (__builtin_mul_overflow(batch, plan.sample(), &values) || values > SIZE_MAX / 32 || groups > SIZE_MAX / 32)
+      return;
+    statistics = rounded(groups * sizeof(float));
+    parameters = masks_by_input(plan) ? rounded(plan.c * sizeof(float)) : 0;
+    copy = copies ? rounded(values * sizeof(float) + kAlignment) : 0;
+    all = copy + 3 * statistics + 2 * parameters;
+  }
+  static size_t rounded(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
+};
+
+}  // namespace
+
+size_t State::bytes_for(const Plan& plan, size_t batch, bool copies) { return StatePlaces(plan, batch, copies).all; }
+
+int State::reserve(const Plan& plan, const Options& options, size_t samples, bool copies) {
+  const StatePlaces places(plan, samples, copies);
+  if (places.all == SIZE_MAX)
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
-  // x̂, with a cache line in front of it to choose the alignment, then r
-  const size_t r_bytes = (groups * sizeof(float) + kAlignment - 1) / kAlignment * kAlignment;
-  const size_t xhat_bytes = (values * sizeof(float) + 2 * kAlignment - 1) / kAlignment * kAlignment;
-  needed = xhat_bytes + r_bytes;
-  if (needed > bytes) {
-    void* fresh = options.get(needed);
+  if (places.all > bytes) {
+    void* fresh = options.get(places.all);
     if (!fresh) return -1;
     options.release(block);
     block = fresh;
-    bytes = needed;
+    bytes = places.all;
     batch = 0;
   }
-  r = reinterpret_cast<float*>(static_cast<std::byte*>(block) + xhat_bytes);
+  std::byte* at = static_cast<std::byte*>(block);
+  copy = copies ? reinterpret_cast<float*>(at) : nullptr;
+  at += places.copy;
+  for (float** array : {&mean, &r, &rest}) {
+    *array = reinterpret_cast<float*>(at);
+    at += places.statistics;
+  }
+  for (float** array : {&gamma, &beta}) {
+    *array = reinterpret_cast<float*>(at);
+    at += places.parameters;
+  }
   return 0;
 }
 
@@ -742,13 +974,31 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
   return room.used();
 }
 
-void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work) {
-  ForwardCall(plan, state, batch, x, y, work).run();
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
+             const RunMoments* moments) {
+  ForwardCall(plan, state, batch, x, y, work, moments).run();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
+}
+
+void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
+                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  const Tensor none;
+  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).run();
+}
+
+void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
+                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
+}
+
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y) {
+  return takes_moments(plan) && plan.length <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
 }
 
 }  // namespace normalization

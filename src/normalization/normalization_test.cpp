@@ -752,6 +752,164 @@ TEST(normalization_any_number_of_threads_gives_the_same_bits) {
   }
 }
 
+// ---- parts for layers that have a normalization inside ----
+
+namespace {
+
+Tensor tensor_of(Array& a) {
+  View view;
+  CHECK(read_view(a.descriptor, Access::write, "array", &view) == 0, "%s", obn_last_error());
+  return Tensor(view, a.data(), a.batch_stride);
+}
+
+ParameterGradient gradient_of(Array& a, bool accumulate) {
+  View view;
+  CHECK(read_view(a.descriptor, Access::write, "array", &view) == 0, "%s", obn_last_error());
+  ParameterGradient gradient;
+  gradient.is_wanted = true;
+  gradient.accumulate = accumulate;
+  gradient.count = view.count;
+  gradient.walk = activation::walk_of(view, a.data(), 1, 0);
+  return gradient;
+}
+
+// Moments of all runs, gathered some runs at a time as a layer in front would have them.
+std::vector<RunMoments> gather_moments(const Plan& plan, size_t batch, float* x, Random& random) {
+  std::vector<RunMoments> moments(batch * plan.runs);
+  for (size_t k = 0; k < moments.size();) {
+    const size_t count = std::min(random.between(1, 40), moments.size() - k);
+    plan.kernels->run_moments({x + k * plan.length, plan.length}, count, plan.length, moments.data() + k);
+    k += count;
+  }
+  return moments;
+}
+
+// The layer's own calls, and the same with its input kept by the caller, moments from outside and gradients in two
+// steps, some samples at a time: every result has the same bits.
+void check_parts(const Setup& s, const Target& target, uint64_t seed) {
+  Random random{seed}, same{seed};
+  Layer whole(s, random), parts(s, same);
+  if (!whole.filter || !parts.filter) return;
+  const std::string on = s.text() + " on " + target.name;
+  whole.use(target.kernels);
+  CHECK(whole.apply() == 0 && whole.apply_backward(false, true, true) == 0, "%s: %s", on.c_str(), obn_last_error());
+  whole.s.accumulate = false;
+  CHECK(whole.apply_backward(true, false, false) == 0, "%s: %s", on.c_str(), obn_last_error());
+
+  Plan plan = static_cast<Normalization*>(find_filter(parts.filter))->plan;
+  plan.kernels = target.kernels;
+  const Tensor x = tensor_of(parts.x), y = tensor_of(parts.y), dy = tensor_of(parts.dy), none;
+  const bool is_identity = plan.activation.is_identity();
+  float* values = static_cast<float*>(parts.x.data());
+  std::vector<RunMoments> moments;
+  if (takes_moments(plan)) moments = gather_moments(plan, s.n, values, random);
+  const Array input = parts.x;
+  State state;
+  const Options options = find_filter(parts.filter)->options();
+  CHECK(state.reserve(plan, options, s.n, false) == 0, "%s", obn_last_error());
+  CHECK(state.bytes == State::bytes_for(plan, s.n, false), "%zu bytes", state.bytes);
+  std::byte* work = workspace(forward_bytes(plan, s.n, x, y, true));
+  forward(plan, &state, s.n, x, y, work, moments.empty() ? nullptr : moments.data());
+  CHECK(parts.y.bytes == whole.y.bytes, "output of %s", on.c_str());
+  CHECK(parts.x.bytes == input.bytes, "input of %s", on.c_str());
+  CHECK(parts.moving_mean.bytes == whole.moving_mean.bytes, "running mean of %s", on.c_str());
+  CHECK(parts.moving_variance.bytes == whole.moving_variance.bytes, "running variance of %s", on.c_str());
+
+  const ParameterGradient dbeta = gradient_of(parts.dbeta, s.accumulate);
+  const ParameterGradient dgamma = gradient_of(parts.dgamma, s.accumulate);
+  Array u = parts.dx;
+  const Tensor read_y = is_identity ? none : y;
+  const Tensor all_u = tensor_of(u);
+  work = workspace(backward_bytes(plan, s.n, dy, read_y, all_u, dbeta, dgamma));
+  backward_sums(plan, state, dy, read_y, dbeta, dgamma, work);
+  for (size_t n = 0; n < s.n;) {
+    const size_t count = std::min(random.between(1, 3), s.n - n);
+    Tensor some = all_u;
+    some.walk.data += n * some.step * sizeof(float);
+    backward_input(plan, state, dy, read_y, n, count, some, dbeta, dgamma, work);
+    n += count;
+  }
+  CHECK(u.bytes == whole.dx.bytes, "input gradient of %s", on.c_str());
+  CHECK(parts.dbeta.bytes == whole.dbeta.bytes, "beta gradient of %s", on.c_str());
+  CHECK(parts.dgamma.bytes == whole.dgamma.bytes, "gamma gradient of %s", on.c_str());
+  state.release(options);
+}
+
+}  // namespace
+
+TEST(normalization_in_parts_gives_the_bits_of_the_layer) {
+  Random random{63};
+  constexpr BNNSActivationFunction kFunctions[] = {
+      BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear, BNNSActivationFunctionRectifiedLinear,
+      BNNSActivationFunctionTanh};
+  for (int round = 0; round < 300; ++round) {
+    Setup s;
+    s.type = kTypes[random.below(4)];
+    s.is_vector = random.below(4) == 0;
+    s.n = random.below(8) == 0 ? random.between(60, 140) : random.between(1, 9);
+    s.groups = random.between(1, 3);
+    s.c = s.groups * random.between(1, 7);
+    s.h = s.is_vector ? 1 : random.between(1, 12);
+    s.w = s.is_vector ? 1 : random.between(1, 24);
+    s.axis = random.below(3);
+    for (size_t(*gaps)[4] : {&s.y_gaps, &s.dy_gaps})
+      for (size_t& gap : *gaps) gap = random.below(4) == 0 ? random.below(3) : 0;
+    if (random.below(4) == 0) s.y_type = kFloats[random.below(3)];
+    if (random.below(4) == 0) s.dy_type = kFloats[random.below(3)];
+    s.has_gamma = random.below(4) > 0;
+    s.has_beta = random.below(4) > 0;
+    s.gamma_is_whole = random.coin();
+    s.beta_is_whole = random.coin();
+    s.client = random.coin();
+    s.parameter_gap = random.below(2);
+    s.accumulate = random.coin();
+    s.has_moving = random.coin();
+    s.shift = random.below(3);
+    s.function = kFunctions[random.below(std::size(kFunctions))];
+    s.mean = random.below(3) == 0 ? 3.0 : 0.0;
+    for (const Target& target : all_targets()) check_parts(s, target, 500 + static_cast<uint64_t>(round));
+  }
+  // long runs, more than one thread
+  for (BNNSFilterType type : kTypes) {
+    Setup s;
+    s.type = type;
+    s.n = 5;
+    s.c = 6;
+    s.h = 80;
+    s.w = 77;
+    s.groups = 2;
+    s.function = BNNSActivationFunctionRectifiedLinear;
+    for (const Target& target : all_targets()) check_parts(s, target, 900);
+  }
+}
+
+// The gradient of ReLU is where γ·x̂ + β of the forward call was positive, whatever became of γ and of y since.
+TEST(normalization_relu_remembers_where_it_was_open) {
+  for (BNNSFilterType type : {BNNSBatchNorm, BNNSInstanceNorm, BNNSGroupNorm}) {
+    for (bool is_vector : {false, true}) {
+      if (is_vector && type == BNNSGroupNorm) continue;  // rows: the output is read
+      Setup s;
+      s.type = type;
+      s.is_vector = is_vector;
+      s.n = 7;
+      s.c = 18;
+      s.groups = 3;
+      s.h = is_vector ? 1 : 3;
+      s.w = is_vector ? 1 : 7;
+      s.client = true;
+      s.function = BNNSActivationFunctionRectifiedLinear;
+      Random random{64}, same{64};
+      Layer layer(s, random), other(s, same);
+      CHECK(layer.apply() == 0 && other.apply() == 0, "%s", obn_last_error());
+      other.beta.fill(random, 5.0);
+      other.y.fill(random);
+      CHECK(layer.apply_backward() == 0 && other.apply_backward() == 0, "%s", obn_last_error());
+      CHECK(layer.dx.bytes == other.dx.bytes && layer.dbeta.bytes == other.dbeta.bytes &&
+                layer.dgamma.bytes == other.dgamma.bytes, "%s", s.text().c_str());
+    }
+  }
+}
+
 TEST(normalization_gradients_are_had_one_by_one_and_again) {
   for (BNNSFilterType type : kTypes) {
     for (bool is_vector : {false, true}) {
