@@ -16,6 +16,7 @@ POOLING = "max pooling 1x1x4x4"
 RELU = "relu 16 values"
 DENSE = "fully connected 1x4 to 4"
 CONVOLUTION = "convolution 3x3 1x1x4x4"
+FUSED = "fully connected, batch norm, relu 2x4 to 4, training"
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -25,6 +26,7 @@ def rows(run: Run) -> Iterator[Row]:
         f"{RELU}, Python": lambda: race(_relu_statements(run), run),
         f"{DENSE}, Python": lambda: race(_dense_statements(run), run),
         f"{CONVOLUTION}, Python": lambda: race(_convolution_statements(run), run),
+        f"{FUSED}, Python": lambda: race(_fused_statements(run), run),
         f"{POOLING}, C": lambda: _from_c("pooling"),
         f"{RELU}, C": lambda: _from_c("activation"),
         f"{DENSE}, C": lambda: _from_c("fully_connected"),
@@ -124,6 +126,24 @@ def _convolution_statements(run: Run) -> dict[str, Timer]:
         sides = ((1, 1), (1, 1))
         arrays["f"] = jax.jit(lambda x, w: jax.lax.conv_general_dilated(x, w, (1, 1), sides))
         timers["jax"] = Timer("f(x, w).block_until_ready()", globals=arrays)
+    return timers
+
+
+def _fused_statements(run: Run) -> dict[str, Timer]:
+    x, w = np.ones((2, 4), np.float32), np.ones((4, 4), np.float32)
+    layer = openbnns.FusedFullyConnectedNormalizationLayer(
+        w, normalization="batch", activation="relu", num_threads=1
+    )
+    names = {"x": x, "y": np.empty_like(x), "apply": layer.apply}
+    timers = {OURS: Timer("apply(x, training=True, out=y)", globals=names)}
+    if "torch" in run.peers:
+        import torch
+
+        functions = torch.nn.functional
+        tensors = {"x": torch.from_numpy(x), "w": torch.from_numpy(w)}
+        tensors |= {name: getattr(functions, name) for name in ("linear", "batch_norm", "relu")}
+        statement = "relu(batch_norm(linear(x, w), None, None, training=True), inplace=True)"
+        timers["torch eager"] = Timer(statement, globals=tensors)
     return timers
 
 

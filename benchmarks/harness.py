@@ -27,6 +27,7 @@ BUILD = ROOT / "build" / "benchmarks"
 PHASES = ("forward", "backward", "both")
 PASSES = ("forward", "dx", "dw", "all")  # of layers with weights
 OURS = "ours"
+SEPARATE = "separate"  # our own layers one after the other, beside a fused one
 
 Step = Callable[[], object]
 
@@ -36,14 +37,16 @@ class Contender:
     """One way to do the work of a case, everything it needs prepared.
 
     name: the peer, a space, the variant ("torch nhwc"). Backward may be repeated without another
-    forward. result: y and dx (None without backward) as NumPy arrays in the case's own layout.
+    forward. result: y, dx and the other gradients (None without backward) as NumPy arrays in the
+    case's own layout and order.
     """
 
     name: str
     forward: Step
     backward: Step | None
-    result: Callable[[], tuple[np.ndarray, np.ndarray | None]]
+    result: Callable[[], tuple[np.ndarray | None, ...]]
     both: Step | None = None  # None: forward, then backward
+    kept_bytes: int | None = None  # by forward for backward, the caller's arrays included
 
     def step(self, phase: str) -> Step | None:
         """What is timed in a phase; None when the contender cannot do it."""
@@ -118,14 +121,16 @@ class Entry:
     name: str
     works: dict[str, Work]  # by phase
     contenders: Callable[[], list[Contender] | list[Trainer]]  # ours first
+    results: tuple[str, ...] = ("y", "dx", "dw")  # what a contender's result holds
 
     @classmethod
     def unary(
-        cls, name: str, forward: Work, backward: Work, contenders: Callable[[], list[Contender]]
-    ) -> "Entry":
-        """Of a layer without weights."""
+        cls, name: str, forward: Work, backward: Work,
+        contenders: Callable[[], list[Contender]], results: tuple[str, ...] = ("y", "dx"),
+    ) -> "Entry":  # fmt: skip
+        """Of a layer whose gradients all come from one call."""
         works = (forward, backward, forward + backward)
-        return cls(name, dict(zip(PHASES, works, strict=True)), contenders)
+        return cls(name, dict(zip(PHASES, works, strict=True)), contenders, results)
 
     @classmethod
     def weighted(
@@ -191,6 +196,7 @@ class Row:
     times: dict[str, Timing]
     byte_floor: float | None = None
     operation_floor: float | None = None
+    kept_bytes: dict[str, int] = field(default_factory=dict)  # by contenders that tell it
 
     def as_json(self) -> dict:
         return asdict(self)
@@ -213,20 +219,23 @@ class Row:
 
     @property
     def best_peer(self) -> tuple[str, Timing] | None:
-        others = [(n, t) for n, t in self.times.items() if n.split()[0] != OURS]
+        mine = (OURS, SEPARATE)
+        others = [(n, t) for n, t in self.times.items() if n.split()[0] not in mine]
         return min(others, key=lambda pair: pair[1].median, default=None)
 
 
 # ---- racing ----
 
 
-def check(contender: Contender | Trainer, ours: tuple[np.ndarray | None, ...]) -> None:
+def check(
+    contender: Contender | Trainer, ours: tuple[np.ndarray | None, ...], words: tuple[str, ...]
+) -> None:
     """Raises when a contender's results are not ours: then it was set up for other work.
 
     The tolerance separates another function, layout or padding from another rounding; sums of many
     terms round in proportion to the largest of them.
     """
-    for word, found, expected in zip(("y", "dx", "dw"), contender.result(), ours, strict=False):
+    for word, found, expected in zip(words, contender.result(), ours, strict=False):
         if found is not None and expected is not None:
             np.testing.assert_allclose(
                 found,
@@ -286,11 +295,12 @@ def _race_entry(family: str, entry: Entry, limits: "Ceilings | None", run: Run) 
     contenders = entry.contenders()
     ours = contenders[0].result()
     for contender in contenders[1:]:
-        check(contender, ours)
+        check(contender, ours, entry.results)
+    kept = {c.name: c.kept_bytes for c in contenders if getattr(c, "kept_bytes", None)}
     for phase, work in entry.works.items():
         timers = {c.name: Timer(c.step(phase)) for c in contenders if c.step(phase)}
         floors = floors_of(work, limits)
-        yield Row(family, entry.name, phase, run.threads, race(timers, run), *floors)
+        yield Row(family, entry.name, phase, run.threads, race(timers, run), *floors, kept)
 
 
 # ---- floors ----
@@ -394,6 +404,12 @@ def line(row: Row, peers: Iterable[str]) -> str:
     words += [f"{duration(row.byte_floor):>8}", f"{duration(row.operation_floor):>8}"]
     words += [f"{factor(ours.median, row.floor) if ours else '-':>10}"]
     words += [best[0] if best else "-"]
+    separate = row.times.get(SEPARATE)
+    if separate and ours:
+        words += [f"{SEPARATE} {factor(separate.median, ours.median)}"]
+    for name in (OURS, SEPARATE):
+        if name in row.kept_bytes:
+            words += [f"{name} keeps {row.kept_bytes[name] / 1e6:.3g} MB"]
     return "  ".join(words)
 
 

@@ -206,27 +206,40 @@ struct Geometry {
 
 constexpr std::pair<const char*, Tag> kImageLayouts[] = {{"nchw", Tag::nchw}, {"nhwc", Tag::nhwc}, {"any", Tag::any}};
 
+// The three primitives of a convolution, and the caller's arrays.
+struct ConvolutionPasses {
+  memory::desc plain_x, plain_y, plain_w;
+  dnnl::convolution_forward::primitive_desc forward;
+  dnnl::convolution_backward_data::primitive_desc by_data;
+  dnnl::convolution_backward_weights::primitive_desc by_weights;
+
+  ConvolutionPasses(const char* layout, const memory::dims& in, const memory::dims& out, const memory::dims& kernel,
+                    const Geometry& g, int64_t groups) {
+    const auto type = memory::data_type::f32;
+    const Tag tag = choose(kImageLayouts, layout);
+    const memory::dims weights{out[1], in[1] / groups, kernel[0], kernel[1]};
+    plain_x = {in, type, Tag::nchw};
+    plain_y = {out, type, Tag::nchw};
+    plain_w = as_grouped({weights, type, Tag::oihw}, groups);
+    const memory::desc x(in, type, tag), y(out, type, tag), w(plain_w.get_dims(), type, Tag::any);
+    const auto kind = algorithm::convolution_auto;  // Winograd where it has that
+    forward = {cpu(), dnnl::prop_kind::forward_training, kind, x, w, y, g.stride, g.dilation, g.before, g.after,
+               own_scratch()};
+    by_data = {cpu(), kind, x, w, y, g.stride, g.dilation, g.before, g.after, forward, own_scratch()};
+    by_weights = {cpu(), kind, x, w, y, g.stride, g.dilation, g.before, g.after, forward, own_scratch()};
+  }
+};
+
 Trainer* make_convolution(const char* layout, const memory::dims& in, const memory::dims& out,
                           const memory::dims& kernel, const Geometry& g, int64_t groups) {
-  const auto type = memory::data_type::f32;
-  const Tag tag = choose(kImageLayouts, layout);
-  const memory::dims weights{out[1], in[1] / groups, kernel[0], kernel[1]};
-  const memory::desc x(in, type, tag), y(out, type, tag), plain = as_grouped({weights, type, Tag::oihw}, groups);
-  const memory::desc w(plain.get_dims(), type, Tag::any);
+  const ConvolutionPasses p(layout, in, out, kernel, g, groups);
   auto* t = new Trainer{};
-  t->plain_x = {in, type, Tag::nchw};
-  t->plain_y = {out, type, Tag::nchw};
-  t->w = memory(plain, cpu());
-  t->dw = memory(plain, cpu());
-  const auto kind = algorithm::convolution_auto;  // Winograd where it has that
-  const dnnl::convolution_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, kind, x, w, y,
-                                                          g.stride, g.dilation, g.before, g.after, own_scratch());
-  const dnnl::convolution_backward_data::primitive_desc by_data(cpu(), kind, x, w, y, g.stride, g.dilation, g.before,
-                                                                g.after, forward, own_scratch());
-  const dnnl::convolution_backward_weights::primitive_desc by_weights(
-      cpu(), kind, x, w, y, g.stride, g.dilation, g.before, g.after, forward, own_scratch());
+  t->plain_x = p.plain_x;
+  t->plain_y = p.plain_y;
+  t->w = memory(p.plain_w, cpu());
+  t->dw = memory(p.plain_w, cpu());
   set_passes<dnnl::convolution_forward, dnnl::convolution_backward_data, dnnl::convolution_backward_weights>(
-      *t, forward, by_data, by_weights);
+      *t, p.forward, p.by_data, p.by_weights);
   return t;
 }
 
@@ -257,21 +270,33 @@ Trainer* make_transposed(const char* layout, const memory::dims& in, const memor
 constexpr std::pair<const char*, Tag> kMatrixLayouts[] = {{"plain", Tag::ab}, {"any", Tag::any}};
 
 // x (n, inputs), weights (outputs, inputs).
+struct InnerProductPasses {
+  memory::desc plain_x, plain_y, plain_w;
+  dnnl::inner_product_forward::primitive_desc forward;
+  dnnl::inner_product_backward_data::primitive_desc by_data;
+  dnnl::inner_product_backward_weights::primitive_desc by_weights;
+
+  InnerProductPasses(const char* layout, int64_t n, int64_t inputs, int64_t outputs) {
+    const auto type = memory::data_type::f32;
+    plain_x = {{n, inputs}, type, Tag::ab};
+    plain_y = {{n, outputs}, type, Tag::ab};
+    plain_w = {{outputs, inputs}, type, Tag::ab};
+    const memory::desc w({outputs, inputs}, type, choose(kMatrixLayouts, layout));
+    forward = {cpu(), dnnl::prop_kind::forward_training, plain_x, w, plain_y, own_scratch()};
+    by_data = {cpu(), plain_x, w, plain_y, forward, own_scratch()};
+    by_weights = {cpu(), plain_x, w, plain_y, forward, own_scratch()};
+  }
+};
+
 Trainer* make_fully_connected(const char* layout, int64_t n, int64_t inputs, int64_t outputs) {
-  const auto type = memory::data_type::f32;
-  const Tag tag = choose(kMatrixLayouts, layout);
-  const memory::desc x({n, inputs}, type, Tag::ab), y({n, outputs}, type, Tag::ab), w({outputs, inputs}, type, tag);
+  const InnerProductPasses p(layout, n, inputs, outputs);
   auto* t = new Trainer{};
-  t->plain_x = x;
-  t->plain_y = y;
-  t->w = memory({{outputs, inputs}, type, Tag::ab}, cpu());
-  t->dw = memory({{outputs, inputs}, type, Tag::ab}, cpu());
-  const dnnl::inner_product_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, x, w, y,
-                                                            own_scratch());
-  const dnnl::inner_product_backward_data::primitive_desc by_data(cpu(), x, w, y, forward, own_scratch());
-  const dnnl::inner_product_backward_weights::primitive_desc by_weights(cpu(), x, w, y, forward, own_scratch());
+  t->plain_x = p.plain_x;
+  t->plain_y = p.plain_y;
+  t->w = memory(p.plain_w, cpu());
+  t->dw = memory(p.plain_w, cpu());
   set_passes<dnnl::inner_product_forward, dnnl::inner_product_backward_data, dnnl::inner_product_backward_weights>(
-      *t, forward, by_data, by_weights);
+      *t, p.forward, p.by_data, p.by_weights);
   return t;
 }
 
@@ -290,6 +315,198 @@ Trainer* make_matmul(int transposed, int64_t m, int64_t n, int64_t k) {
   t->passes[kForward].add(dnnl::matmul(product), {{DNNL_ARG_SRC, t->x}, {DNNL_ARG_WEIGHTS, t->w}, {DNNL_ARG_DST, t->y},
                                                   {DNNL_ARG_SCRATCHPAD, memory(product.scratchpad_desc(), cpu())}});
   return t;
+}
+
+// ---- layers in a row, all gradients: normalizations, and what stands before them ----
+
+struct Port {
+  memory inside;
+  memory::desc plain;  // the order in which the caller gives or takes its values
+};
+
+struct Chain {
+  dnnl::stream stream{cpu()};
+  Pass forward, backward;
+  std::vector<Port> given, found;
+
+  memory give(const memory::desc& inside, const memory::desc& plain) {
+    given.push_back({memory(inside, cpu()), plain});
+    return given.back().inside;
+  }
+  void find(const memory& inside, const memory::desc& plain) { found.push_back({inside, plain}); }
+};
+
+memory::desc vector_of(int64_t size) { return {{size}, memory::data_type::f32, Tag::a}; }
+
+struct Normalized {
+  memory y, dy, dx;
+};
+
+// y of x, and dx of dy later on; scale and shift are given, their gradients go to `gradients`. oneDNN computes the
+// statistics that a caller would mix into running ones.
+template <class Forward, class Backward, class F, class B>
+Normalized normalize(Chain& c, const memory& x, int64_t channels, const F& forward, const B& backward,
+                     std::vector<memory>& gradients) {
+  const memory scale = c.give(vector_of(channels), vector_of(channels));
+  const memory shift = c.give(vector_of(channels), vector_of(channels));
+  const memory mean(forward.mean_desc(), cpu()), variance(forward.variance_desc(), cpu());
+  const Normalized n{memory(x.get_desc(), cpu()), memory(x.get_desc(), cpu()), memory(x.get_desc(), cpu())};
+  gradients = {memory(vector_of(channels), cpu()), memory(vector_of(channels), cpu())};
+  Arguments up{{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, n.y}, {DNNL_ARG_MEAN, mean}, {DNNL_ARG_VARIANCE, variance},
+               {DNNL_ARG_SCALE, scale}, {DNNL_ARG_SHIFT, shift},
+               {DNNL_ARG_SCRATCHPAD, memory(forward.scratchpad_desc(), cpu())}};
+  Arguments down{{DNNL_ARG_SRC, x}, {DNNL_ARG_MEAN, mean}, {DNNL_ARG_VARIANCE, variance}, {DNNL_ARG_SCALE, scale},
+                 {DNNL_ARG_DIFF_DST, n.dy}, {DNNL_ARG_DIFF_SRC, n.dx}, {DNNL_ARG_DIFF_SCALE, gradients[0]},
+                 {DNNL_ARG_DIFF_SHIFT, gradients[1]},
+                 {DNNL_ARG_SCRATCHPAD, memory(backward.scratchpad_desc(), cpu())}};
+  if (forward.workspace_desc().get_size() > 0)  // where y is positive, for a fused ReLU
+    up[DNNL_ARG_WORKSPACE] = down[DNNL_ARG_WORKSPACE] = memory(forward.workspace_desc(), cpu());
+  if (backward.get_kind() == dnnl::primitive::kind::layer_normalization) down[DNNL_ARG_SHIFT] = shift;  // insists on it
+  c.forward.add(Forward(forward), std::move(up));
+  c.backward.add(Backward(backward), std::move(down));
+  return n;
+}
+
+const auto kScaleAndShift = dnnl::normalization_flags::use_scale | dnnl::normalization_flags::use_shift;
+
+Normalized normalize_batch(Chain& c, const memory& x, float epsilon, bool relu, std::vector<memory>& gradients) {
+  const memory::desc d = x.get_desc();
+  const auto flags = relu ? kScaleAndShift | dnnl::normalization_flags::fuse_norm_relu : kScaleAndShift;
+  const dnnl::batch_normalization_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, d, d,
+                                                                  epsilon, flags, own_scratch());
+  const dnnl::batch_normalization_backward::primitive_desc backward(cpu(), dnnl::prop_kind::backward, d, d, d, epsilon,
+                                                                    flags, forward, own_scratch());
+  return normalize<dnnl::batch_normalization_forward, dnnl::batch_normalization_backward>(
+      c, x, d.get_dims()[1], forward, backward, gradients);
+}
+
+// Over the last axis.
+Normalized normalize_rows(Chain& c, const memory& x, float epsilon, std::vector<memory>& gradients) {
+  const memory::desc d = x.get_desc();
+  const dnnl::layer_normalization_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, d, d,
+                                                                  epsilon, kScaleAndShift, own_scratch());
+  const dnnl::layer_normalization_backward::primitive_desc backward(cpu(), dnnl::prop_kind::backward, d, d, d, epsilon,
+                                                                    kScaleAndShift, forward, own_scratch());
+  return normalize<dnnl::layer_normalization_forward, dnnl::layer_normalization_backward>(
+      c, x, d.get_dims().back(), forward, backward, gradients);
+}
+
+Normalized normalize_groups(Chain& c, const memory& x, int64_t groups, float epsilon,
+                            std::vector<memory>& gradients) {
+#if DNNL_VERSION_MAJOR > 3 || DNNL_VERSION_MINOR >= 3
+  const memory::desc d = x.get_desc();
+  const dnnl::group_normalization_forward::primitive_desc forward(cpu(), dnnl::prop_kind::forward_training, d, d,
+                                                                  groups, epsilon, kScaleAndShift, own_scratch());
+  const dnnl::group_normalization_backward::primitive_desc backward(
+      cpu(), dnnl::prop_kind::backward, d, d, d, groups, epsilon, kScaleAndShift, forward, own_scratch());
+  return normalize<dnnl::group_normalization_forward, dnnl::group_normalization_backward>(
+      c, x, d.get_dims()[1], forward, backward, gradients);
+#else
+  (void)c, (void)x, (void)groups, (void)epsilon, (void)gradients;
+  throw std::string("this oneDNN has no group normalization");
+#endif
+}
+
+// given: x, gamma, beta, dy; found: y, dx, dgamma, dbeta. groups: 0 for the norm over the batch, or over the last axis
+// of rows.
+Chain* make_normalization(const char* layout, const memory::dims& shape, int64_t groups, float epsilon, bool relu) {
+  const bool rows = shape.size() == 2;
+  const auto type = memory::data_type::f32;
+  const memory::desc plain(shape, type, rows ? Tag::ab : Tag::nchw);
+  const memory::desc inside = rows ? plain : memory::desc(shape, type, choose(kLayouts, layout));
+  auto* c = new Chain{};
+  const memory x = c->give(inside, plain);
+  std::vector<memory> gradients;
+  const Normalized n = rows         ? normalize_rows(*c, x, epsilon, gradients)
+                       : groups > 0 ? normalize_groups(*c, x, groups, epsilon, gradients)
+                                    : normalize_batch(*c, x, epsilon, relu, gradients);
+  c->given.push_back({n.dy, plain});
+  c->find(n.y, plain);
+  c->find(n.dx, plain);
+  for (const memory& gradient : gradients) c->find(gradient, gradient.get_desc());
+  return c;
+}
+
+// The layer with weights before a norm over the batch. given: x, w, gamma, beta, dy; found: y, dx, dw, dgamma, dbeta.
+// x and y stay in the layout of the forward pass; what backward wants otherwise is converted in every run.
+template <class Forward, class ByData, class ByWeights, class F, class D, class W>
+Chain* before_norm(const memory::desc& plain_x, const memory::desc& plain_w, const memory::desc& plain_y,
+                   const F& forward, const D& by_data, const W& by_weights, float epsilon, bool relu) {
+  auto* c = new Chain{};
+  const memory x = c->give(forward.src_desc(), plain_x), w = c->give(plain_w, plain_w);
+  const memory z(forward.dst_desc(), cpu()), dw(plain_w, cpu());
+  c->forward.add(Forward(forward),
+                 {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, c->forward.as(w, forward.weights_desc())}, {DNNL_ARG_DST, z},
+                  {DNNL_ARG_SCRATCHPAD, memory(forward.scratchpad_desc(), cpu())}});
+  std::vector<memory> gradients;
+  const Normalized n = normalize_batch(*c, z, epsilon, relu, gradients);
+  Pass& b = c->backward;
+  const memory dx(by_data.diff_src_desc(), cpu());
+  const memory data_w = b.as(w, by_data.weights_desc()), data_dz = b.as(n.dx, by_data.diff_dst_desc());
+  b.add(ByData(by_data), {{DNNL_ARG_DIFF_DST, data_dz}, {DNNL_ARG_WEIGHTS, data_w}, {DNNL_ARG_DIFF_SRC, dx},
+                          {DNNL_ARG_SCRATCHPAD, memory(by_data.scratchpad_desc(), cpu())}});
+  const memory own_x = b.as(x, by_weights.src_desc()), own_dz = b.as(n.dx, by_weights.diff_dst_desc());
+  const memory own_dw = b.into(dw, by_weights.diff_weights_desc());
+  b.add(ByWeights(by_weights), {{DNNL_ARG_SRC, own_x}, {DNNL_ARG_DIFF_DST, own_dz}, {DNNL_ARG_DIFF_WEIGHTS, own_dw},
+                                {DNNL_ARG_SCRATCHPAD, memory(by_weights.scratchpad_desc(), cpu())}});
+  b.back(own_dw, dw);
+  c->given.push_back({n.dy, plain_y});
+  c->find(n.y, plain_y);
+  c->find(dx, plain_x);
+  c->find(dw, plain_w);
+  for (const memory& gradient : gradients) c->find(gradient, gradient.get_desc());
+  return c;
+}
+
+Chain* make_fused_convolution(const char* layout, const memory::dims& in, const memory::dims& out,
+                              const memory::dims& kernel, const Geometry& g, int64_t groups, float epsilon,
+                              bool relu) {
+  const ConvolutionPasses p(layout, in, out, kernel, g, groups);
+  return before_norm<dnnl::convolution_forward, dnnl::convolution_backward_data, dnnl::convolution_backward_weights>(
+      p.plain_x, p.plain_w, p.plain_y, p.forward, p.by_data, p.by_weights, epsilon, relu);
+}
+
+Chain* make_fused_fully_connected(const char* layout, int64_t n, int64_t inputs, int64_t outputs, float epsilon,
+                                  bool relu) {
+  const InnerProductPasses p(layout, n, inputs, outputs);
+  return before_norm<dnnl::inner_product_forward, dnnl::inner_product_backward_data,
+                     dnnl::inner_product_backward_weights>(p.plain_x, p.plain_w, p.plain_y, p.forward, p.by_data,
+                                                           p.by_weights, epsilon, relu);
+}
+
+// given: a, b, gamma, beta, dy; found: y, the gradient of both inputs, dgamma, dbeta
+Chain* make_fused_add(const char* layout, const memory::dims& shape, float epsilon, bool relu) {
+  const auto type = memory::data_type::f32;
+  const memory::desc plain(shape, type, Tag::nchw), inside(shape, type, choose(kLayouts, layout));
+  auto* c = new Chain{};
+  const memory a = c->give(inside, plain), b = c->give(inside, plain), z(inside, cpu());
+  const dnnl::binary::primitive_desc sum(cpu(), algorithm::binary_add, inside, inside, inside, own_scratch());
+  c->forward.add(dnnl::binary(sum), {{DNNL_ARG_SRC_0, a}, {DNNL_ARG_SRC_1, b}, {DNNL_ARG_DST, z},
+                                     {DNNL_ARG_SCRATCHPAD, memory(sum.scratchpad_desc(), cpu())}});
+  std::vector<memory> gradients;
+  const Normalized n = normalize_batch(*c, z, epsilon, relu, gradients);
+  c->given.push_back({n.dy, plain});
+  c->find(n.y, plain);
+  c->find(n.dx, plain);
+  for (const memory& gradient : gradients) c->find(gradient, gradient.get_desc());
+  return c;
+}
+
+// Element-wise on arrays of any rank, forward only; extents of b are those of a or 1. given: a, b; found: y.
+Chain* make_arithmetic(const char* function, const memory::dims& a_shape, const memory::dims& b_shape) {
+  constexpr std::pair<const char*, algorithm> functions[] = {{"add", algorithm::binary_add},
+                                                             {"multiply", algorithm::binary_mul}};
+  constexpr Tag tags[] = {Tag::a, Tag::ab, Tag::abc, Tag::abcd};
+  const auto type = memory::data_type::f32;
+  const Tag tag = tags[a_shape.size() - 1];
+  const memory::desc a_desc(a_shape, type, tag), b_desc(b_shape, type, tag);
+  auto* c = new Chain{};
+  const memory a = c->give(a_desc, a_desc), b = c->give(b_desc, b_desc), y(a_desc, cpu());
+  const dnnl::binary::primitive_desc binary(cpu(), choose(functions, function), a_desc, b_desc, a_desc, own_scratch());
+  c->forward.add(dnnl::binary(binary), {{DNNL_ARG_SRC_0, a}, {DNNL_ARG_SRC_1, b}, {DNNL_ARG_DST, y},
+                                        {DNNL_ARG_SCRATCHPAD, memory(binary.scratchpad_desc(), cpu())}});
+  c->find(y, a_desc);
+  return c;
 }
 
 void reorder(dnnl::stream& stream, memory from, memory to) {
@@ -410,4 +627,49 @@ void onednn_trainer_run(Trainer* t, int pass) {
 }
 
 void onednn_trainer_free(Trainer* t) { delete t; }
+
+// shape: n c h w, or rows and columns; groups 0: batch norm, or rows by themselves
+Chain* onednn_normalization(const char* layout, int rank, const int64_t* shape, int64_t groups, float epsilon,
+                            int relu) {
+  return guarded([&] { return make_normalization(layout, {shape, shape + rank}, groups, epsilon, relu != 0); });
+}
+
+Chain* onednn_fused_convolution(const char* layout, const int64_t* in, const int64_t* out, const int64_t* kernel,
+                                const int64_t* stride, const int64_t* dilation, const int64_t* before,
+                                const int64_t* after, int64_t groups, float epsilon, int relu) {
+  return guarded([&] {
+    const Geometry geometry{pair(stride), {dilation[0] - 1, dilation[1] - 1}, pair(before), pair(after)};
+    return make_fused_convolution(layout, four(in), four(out), pair(kernel), geometry, groups, epsilon, relu != 0);
+  });
+}
+
+Chain* onednn_fused_fully_connected(const char* layout, int64_t n, int64_t inputs, int64_t outputs, float epsilon,
+                                    int relu) {
+  return guarded([&] { return make_fused_fully_connected(layout, n, inputs, outputs, epsilon, relu != 0); });
+}
+
+Chain* onednn_fused_add(const char* layout, const int64_t* shape, float epsilon, int relu) {
+  return guarded([&] { return make_fused_add(layout, four(shape), epsilon, relu != 0); });
+}
+
+Chain* onednn_arithmetic(const char* function, int rank, const int64_t* a_shape, const int64_t* b_shape) {
+  return guarded([&] { return make_arithmetic(function, {a_shape, a_shape + rank}, {b_shape, b_shape + rank}); });
+}
+
+// One array per port, in the order the maker says.
+void onednn_chain_set(Chain* c, float* const* arrays) {
+  for (const Port& port : c->given) reorder(c->stream, memory(port.plain, cpu(), *arrays++), port.inside);
+}
+
+void onednn_chain_get(Chain* c, float* const* arrays) {
+  for (const Port& port : c->found) reorder(c->stream, port.inside, memory(port.plain, cpu(), *arrays++));
+}
+
+void onednn_chain_run(Chain* c, int backward) {
+  for (auto& [primitive, arguments] : (backward != 0 ? c->backward : c->forward).steps)
+    primitive.execute(c->stream, arguments);
+  c->stream.wait();
+}
+
+void onednn_chain_free(Chain* c) { delete c; }
 }

@@ -55,10 +55,11 @@ struct Operand {
   void release();
 };
 
-inline constexpr int kMaxOperands = 5;
+inline constexpr int kMaxOperands = 8;
 inline constexpr int kMaxHeld = 12;
 
-enum class Family { activation, arithmetic, loss, normalization, pooling, weighted };  // weighted: those with weights
+// weighted: convolution and fully connected
+enum class Family { activation, arithmetic, fused, loss, normalization, pooling, weighted };
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -235,6 +236,7 @@ extern PyMethodDef arithmetic_methods[];
 extern PyMethodDef clip_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
+extern PyMethodDef fused_methods[];
 extern PyMethodDef loss_methods[];
 extern PyMethodDef normalization_methods[];
 extern PyMethodDef optimizer_methods[];

@@ -4,34 +4,45 @@
 #include "weighted.h"
 
 namespace obn::door {
+// input, output, weights spec, bias spec, weights, bias or None, activation, weights gradient exists
+bool parse_fully_connected(Call& call, FilterObject* filter, PyObject* tuple, bool copy,
+                           FullyConnectedDescription* description) {
+  PyObject *operands[kWeightedOperands], *weights, *bias, *activation;
+  int has_gradient;
+  if (!PyArg_ParseTuple(tuple, "OOOOOOOp:fully_connected", &operands[kInput], &operands[kOutput], &operands[kWeights],
+                        &operands[kBias], &weights, &bias, &activation, &has_gradient))
+    return false;
+  for (int i = 0; i < kWeightedOperands; ++i)
+    if (!filter->operands[i].parse(operands[i])) return false;
+  BNNSLayerParametersFullyConnected& layer = description->layer;
+  if (!parse_activation(activation, filter, &layer.activation) ||
+      !take_weights(call, filter, weights, bias, copy, description->arrays, &layer.w_desc, &layer.bias))
+    return false;
+  if (has_gradient) filter->flags |= kHasWeightsGradient;
+  layer.i_desc = filter->operands[kInput].descriptor;
+  layer.o_desc = filter->operands[kOutput].descriptor;
+  return true;
+}
+
 namespace {
 
-// name, input, output, weights spec, bias spec, weights, bias or None, activation, weights gradient exists, threads,
-// copy_parameters
+// name, description, threads, copy_parameters
 PyObject* fully_connected_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *operands[kWeightedOperands], *weights, *bias, *activation;
+  PyObject *name, *tuple;
   Py_ssize_t threads;
-  int has_gradient, copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UOOOOOOOpnp:fully_connected_create", &name, &operands[kInput], &operands[kOutput],
-                        &operands[kWeights], &operands[kBias], &weights, &bias, &activation, &has_gradient, &threads,
+  int copy_parameters;
+  if (!PyArg_ParseTuple(arguments, "UO!np:fully_connected_create", &name, &PyTuple_Type, &tuple, &threads,
                         &copy_parameters))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::weighted);
-  if (!filter.parse_operands(operands, kWeightedOperands)) return nullptr;
-
-  BNNSLayerParametersFullyConnected layer = {};
-  WeightedArrays arrays;
-  if (!parse_activation(activation, filter.get(), &layer.activation) ||
-      !take_weights(call, filter.get(), weights, bias, copy_parameters, arrays, &layer.w_desc, &layer.bias))
+  FullyConnectedDescription description;
+  if (!filter.get() || !parse_fully_connected(call, filter.get(), tuple, copy_parameters, &description))
     return nullptr;
-  if (has_gradient) filter->flags |= kHasWeightsGradient;
-  layer.i_desc = filter->operands[kInput].descriptor;
-  layer.o_desc = filter->operands[kOutput].descriptor;
   BNNSFilterParameters options = {};
   if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
   options.n_threads = static_cast<size_t>(threads);
-  return filter.open(BNNSFilterCreateLayerFullyConnected(&layer, &options));
+  return filter.open(BNNSFilterCreateLayerFullyConnected(&description.layer, &options));
 }
 
 // name, rows, columns, values, their type, columns of the values (csr) or columns and rows in turn (coo) as uint64, row

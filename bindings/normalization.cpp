@@ -125,12 +125,23 @@ PyObject* normalization_backward(PyObject* module, PyObject* const* arguments, P
   return Py_BuildValue("NNN", dx.result(), dbeta.result(), dgamma.result());
 }
 
+// filter, batch
+PyObject* normalization_kept_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("normalization_kept_bytes", count, 2)) return nullptr;
+  Call call(module, arguments[0], Family::normalization);
+  if (!call.ok()) return nullptr;
+  size_t batch = PyLong_AsSize_t(arguments[1]);
+  if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
+  return PyLong_FromSize_t(obn_filter_kept_bytes(call.handle(), batch));
+}
+
 }  // namespace
 
 PyMethodDef normalization_methods[] = {
     {"normalization_create", normalization_create, METH_VARARGS, nullptr},
     {"normalization_apply", as_method(normalization_apply), METH_FASTCALL, nullptr},
     {"normalization_backward", as_method(normalization_backward), METH_FASTCALL, nullptr},
+    {"normalization_kept_bytes", as_method(normalization_kept_bytes), METH_FASTCALL, nullptr},
     {},
 };
 

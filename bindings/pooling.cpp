@@ -4,13 +4,13 @@
 namespace obn::door {
 namespace {
 
-enum { kInput, kOutput, kBias, kIndices32, kIndices64 };  // operands
+enum { kInput, kOutput, kBias, kIndices32, kIndices64, kPoolingOperands };  // operands
 enum { kHasBias = 1, kWritesIndices = 2, kReadsIndices = 4 };  // flags
 
 // name, input, output, bias spec, two index specs, bias or None, activation, function, (kh, kw), (sh, sw), (dh, dw),
 // (up, down, left, right), threads, copy_parameters
 PyObject* pooling_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *operands[kMaxOperands], *bias, *activation;
+  PyObject *name, *operands[kPoolingOperands], *bias, *activation;
   unsigned function;
   Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right, threads;
   int copy_parameters;
@@ -21,7 +21,7 @@ PyObject* pooling_create(PyObject* module, PyObject* arguments) {
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::pooling);
-  if (!filter.parse_operands(operands, kMaxOperands)) return nullptr;
+  if (!filter.parse_operands(operands, kPoolingOperands)) return nullptr;
 
   BNNSLayerParametersPooling layer = {};
   if (!parse_activation(activation, filter.get(), &layer.activation)) return nullptr;

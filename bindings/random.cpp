@@ -26,9 +26,11 @@ PyType_Slot generator_slots[] = {
 
 // NULL with an exception when the object is no generator.
 BNNSRandomGenerator handle_of(PyObject* module, PyObject* object) {
-  if (PyObject_TypeCheck(object, state_of(module)->generator_type)) return static_cast<GeneratorObject*>(object)->handle;
-  PyErr_SetString(PyExc_TypeError, "expected a generator");
-  return nullptr;
+  if (!PyObject_TypeCheck(object, state_of(module)->generator_type)) {
+    PyErr_SetString(PyExc_TypeError, "expected a generator");
+    return nullptr;
+  }
+  return static_cast<GeneratorObject*>(object)->handle;
 }
 
 PyObject* fail(PyObject* error) { return PyErr_Format(error, "[RandomGenerator] %s", obn_last_error()); }

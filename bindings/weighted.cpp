@@ -16,13 +16,12 @@ bool take_weights(Call& call, FilterObject* filter, PyObject* weights, PyObject*
   return take_parameter(call, filter, bias, filter->operands[kBias], "bias", copy, arrays.bias, bias_descriptor);
 }
 
-namespace {
-
-// A measure for the work of a call: whole images, or weights that are read for a small batch.
-size_t items_of(const Call& call) {
-  Py_ssize_t images = call.batch * std::max(call.operand(kInput).items, call.operand(kOutput).items);
+size_t weighted_items(const Call& call, const Operand& output) {
+  Py_ssize_t images = call.batch * std::max(call.operand(kInput).items, output.items);
   return static_cast<size_t>(std::max(images, call.operand(kWeights).items));
 }
+
+namespace {
 
 // filter, x, out or None
 PyObject* weighted_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
@@ -33,7 +32,7 @@ PyObject* weighted_apply(PyObject* module, PyObject* const* arguments, Py_ssize_
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
     return nullptr;
-  if (!call.run(items_of(call), [&] {
+  if (!call.run(weighted_items(call, call.operand(kOutput)), [&] {
         return BNNSFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
                                     y.data(), y.batch_stride());
       }))
@@ -62,7 +61,7 @@ PyObject* weighted_backward(PyObject* module, PyObject* const* arguments, Py_ssi
                Batched::no))
     return nullptr;
   BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(items_of(call), [&] {
+  if (!call.run(weighted_items(call, call.operand(kOutput)), [&] {
         return BNNSFilterApplyBackwardBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
                                             dx.descriptor(), dx.batch_stride(), y.data(), y.batch_stride(),
                                             &dy_descriptor, dy.batch_stride(), dw.descriptor(), db.descriptor());

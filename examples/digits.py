@@ -21,12 +21,12 @@ import openbnns as bnns
 BATCH, SIZE, CHANNELS, CLASSES = 32, 20, 32, 10
 
 GLYPHS = """
-.####. ..##.. .####. .####. ...##. ###### .####. ###### .####. .####.
-##..## .###.. ##..## ##..## ..###. ##.... ##.... ....## ##..## ##..##
-##..## ..##.. ...##. ...##. .#.##. #####. #####. ...##. .####. ##..##
-##..## ..##.. ..##.. ....## ###### ....## ##..## ..##.. ##..## .#####
-##..## ..##.. .##... ##..## ...##. ##..## ##..## ..##.. ##..## ....##
-.####. .####. ###### .####. ...##. .####. .####. ..##.. .####. .####.
+.####. ..##.. ####.. ###### #..#.. ###### ..##.. ###### .####. .####.
+###### .###.. ...##. ....#. #..#.. #..... .##... ....## #....# #...##
+##..## #.##.. ...##. ..##.. #..#.. ####.. ##.... ...##. .####. ######
+##..## ..##.. ..##.. ....#. ###### ....#. #####. ..##.. .####. ....##
+###### ..##.. .##... ....#. ...#.. ....#. ##..## .##... #....# ....##
+.####. ###### ###### ###### ...#.. ####.. .####. ##.... .####. ....##
 """
 DIGITS = np.array([[list(glyph) for glyph in line.split()] for line in GLYPHS.split("\n")[1:-1]])
 DIGITS = (DIGITS == "#").astype(np.float32).transpose(1, 0, 2)  # (10, 6, 6)
@@ -105,8 +105,7 @@ class DigitNetwork:
         )
         self.conv.apply_backward(
             images, self.conv_out, self.grad_conv_out, input_gradient=None,
-            weights_gradient=gradients["weights"], bias_gradient=gradients["bias"],
-            beta_gradient=gradients["beta"], gamma_gradient=gradients["gamma"],
+            parameter_gradients=[gradients[name] for name in ("weights", "bias", "beta", "gamma")],
         )  # fmt: skip
         self.adam.step(list(gradients.values()))
         return float(loss)
@@ -119,7 +118,7 @@ class DigitNetwork:
 
 def accuracy(network: DigitNetwork, seed: int, count: int = 1000) -> float:
     """Share of fresh images read correctly."""
-    images, labels = make_batch(seed, step=-1 & 0xFFFFFFFF, count=count)
+    images, labels = make_batch(seed, step=1_000_000, count=count)
     return float((network.predict(images) == labels.argmax(axis=1)).mean())
 
 
@@ -128,7 +127,7 @@ def train(network: DigitNetwork, seed: int = 0, most: int = 1000):
     last: list[float] = []
     for step in range(most):
         if step == 500:
-            network.adam.learning_rate /= 10
+            network.adam.optimizer.learning_rate /= 10
         last = [*last[-19:], network.step(*make_batch(seed, step))]
         yield last[-1]
         if len(last) == 20 and sum(last) / 20 < 0.125:

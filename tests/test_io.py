@@ -28,7 +28,7 @@ ARRAYS = {
 def assert_same(arrays: dict, expected: dict) -> None:
     assert sorted(arrays) == sorted(expected)
     for name, array in expected.items():
-        assert arrays[name].dtype == array.dtype
+        assert (arrays[name].dtype, arrays[name].shape) == (array.dtype, array.shape)
         np.testing.assert_array_equal(arrays[name], array)
 
 

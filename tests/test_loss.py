@@ -24,9 +24,7 @@ SMALL = [marked(case) for case in cases.CASES if not case.tags & {"large", "spli
 
 def small(wanted):
     return [
-        marked(case)
-        for case in cases.CASES
-        if not case.tags & {"large", "split"} and wanted(case)
+        marked(case) for case in cases.CASES if not case.tags & {"large", "split"} and wanted(case)
     ]
 
 
@@ -363,8 +361,8 @@ def test_yolo_refuses_what_it_cannot_do():
         LossLayer(Loss.yolo(parameters), input=x.shape[1:])
     with pytest.raises(openbnns.LayerCreationError, match="input: expected rows"):
         LossLayer(Loss.yolo(parameters), input=(3, 4, 2, 9), reduction="sum")
+    bad = replace(parameters, anchors=[1, 2, 3])
     with pytest.raises(openbnns.LayerCreationError, match=r"anchors: expected \(count, 2\)"):
-        bad = replace(parameters, anchors=[1, 2, 3])
         LossLayer(Loss.yolo(bad), input=x.shape[1:], reduction="sum")
     with pytest.raises(ArrayError, match="weights: expected None for yolo"):
         layer(x, truth, weights=1.0)

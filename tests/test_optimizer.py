@@ -1,5 +1,7 @@
 """Optimizers: the closed form in float64 over 100 steps, PyTorch, words and failures."""
 
+import itertools
+
 import numpy as np
 import openbnns
 import pytest
@@ -206,7 +208,10 @@ def test_accumulators_share_one_block():
     assert {id(a.base if a.base is not None else a) for a in bound.accumulators} == {
         id(bound._arena)
     }
-    assert all(a.__array_interface__["data"][0] % 64 == 0 for a in bound.accumulators)
+    for a, w in zip(bound.accumulators, parameters * 3, strict=True):
+        assert (a.ctypes.data - w.ctypes.data) % 64 == 0
+    spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in bound.accumulators)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_rates_may_change_between_steps():

@@ -6,10 +6,12 @@ from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
 from cases import convolution as convolution_cases
 from cases import fully_connected as fully_connected_cases
+from cases import fused as fused_cases
 from cases import generator
+from cases import loss as loss_cases
 from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
-from oracles import activation, normalization, pooling
+from oracles import activation, loss, normalization, pooling
 from oracles.differences import away_from
 
 STEP = 1e-6
@@ -194,9 +196,51 @@ def test_arithmetic_gradients_are_the_limit_of_differences(case):
         np.testing.assert_allclose((gradient[0] * direction).sum(), change, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("case", fused_cases.PAIRS + fused_cases.OPTIONS, ids=str)
+def test_fused_layers_agree_with_torch(case):
+    torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
+    if case.full or case.activation == "rectified_linear":
+        pytest.skip("PyTorch has no such gamma, or rounding decides about a slope")
+    inputs = [array.astype(float) for array in case.inputs()]
+    w, dy = case.weights(), case.output_gradient()
+    y, error = case.expected(inputs, w)
+    theirs = torch_judge.fused(inputs, w, dy, case)
+    np.testing.assert_allclose(y, theirs["y"], rtol=1e-9, atol=1e-11)
+    expected = case.expected_gradients(inputs, w, y, dy)
+    assert (error > 0).all()
+    for name, values in expected.values.items():
+        np.testing.assert_allclose(values, theirs[name], rtol=1e-8, atol=1e-10, err_msg=name)
+        assert (expected.errors[name] >= 0).all()
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
 def test_unpack_is_the_inverse_of_pack(bits):
     codes = np.arange(37) % (1 << bits)
     packed = activation.pack(codes, bits)
     assert packed.size == (37 * bits + 7) // 8
     np.testing.assert_array_equal(activation.unpack(packed, bits, 37, signed=False), codes)
+
+
+@pytest.mark.parametrize("function", loss_cases.FUNCTIONS)
+def test_loss_gradient_is_the_limit_of_differences(function):
+    """Also of the three whose documented gradient is a derivative in a special case only: cosine
+    distance on the unit sphere, categorical cross entropy for 0 and 1 without weights, log up to
+    its epsilon."""
+    rng = generator(function)
+    x, labels = rng.standard_normal((4, 6)), rng.integers(0, 2, (4, 6)).astype(np.float64)
+    labels[:, 0] = 1
+    weights, direction = rng.random((4, 6)), rng.standard_normal((4, 6))
+    rtol = 1e-6
+    if function == "log":
+        x, rtol = 0.1 + 0.8 * rng.random((4, 6)), 1e-4
+    if function == "categorical_cross_entropy":
+        weights = np.ones((4, 6))
+    project = loss_cases.unit if function == "cosine_distance" else np.asarray
+    if function == "cosine_distance":
+        x, labels, weights = project(x), project(labels), np.ones((4, 6))
+        direction -= (direction * x).sum(axis=1, keepdims=True) * x  # along the sphere
+    result = loss.forward(function, x, labels, weights, 0.1, 0.7)
+    ahead = loss.forward(function, project(x + STEP * direction), labels, weights, 0.1, 0.7).y
+    behind = loss.forward(function, project(x - STEP * direction), labels, weights, 0.1, 0.7).y
+    change = (ahead - behind).sum() / (2 * STEP)
+    np.testing.assert_allclose((result.slopes * direction).sum(), change, rtol=rtol, atol=1e-6)

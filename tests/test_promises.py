@@ -18,6 +18,7 @@ from cases import arithmetic as arithmetic_cases
 from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
+from cases import fused as fused_cases
 from cases import loss as loss_cases
 from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
@@ -40,7 +41,7 @@ TESTS = Path(__file__).parent
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 FAMILIES = (
     pooling_cases, activation_cases, convolution_cases, fully_connected_cases, normalization_cases,
-    arithmetic_cases, quantization_cases, loss_cases,
+    arithmetic_cases, quantization_cases, loss_cases, fused_cases,
 )  # fmt: skip
 SPLIT = [
     marked(case)
@@ -304,6 +305,7 @@ def test_many_python_threads_at_once(threads):
     together, images = weighted[0].layer(), weighted[0].input()
     others = [normalization_cases.BATCH, arithmetic_cases.KINDS[0], quantization_cases.CASES[0]]
     others += [normalization_cases.TYPICAL[0], arithmetic_cases.TYPICAL[1]]
+    others += [fused_cases.PAIRS[0], *fused_cases.TYPICAL[:2]]
     expected_others = [p.results() for p in others]
     inference, features = others[0].layer(), others[0].input()
     normalized = inference.apply(features, training=False)
@@ -404,11 +406,11 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, arithmetic, convolution, fully_connected, has_bfloat16, loss
+from cases import activation, arithmetic, convolution, fully_connected, fused, has_bfloat16, loss
 from cases import normalization, pooling, quantization
 arrays = {"isa": np.array(openbnns.isa())}
 families = (pooling, activation, convolution, fully_connected, normalization, arithmetic, loss)
-for family in (*families, quantization):
+for family in (*families, quantization, fused):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
         if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
@@ -472,7 +474,7 @@ def assert_close_between(one, two, name):
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
     family, rest = name.split(" ", 1)
     absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
-    if family == "normalization":
+    if family in ("normalization", "fused"):
         absolute = 1e-4
     if name.endswith("sum") or rest.startswith("log_softmax"):
         absolute = 4e-4
@@ -521,7 +523,8 @@ def test_failing_backward_calls_leave_gradients_alone(case):
 
 def test_failing_loss_calls_leave_everything_alone():
     case = loss_cases.ODD
-    layer, x, labels, weights = case.layer(), case.input(), case.label_values(), case.weight_values()
+    layer, x, labels = case.layer(), case.input(), case.label_values()
+    weights = case.weight_values()
     dx, _ = case.empty_gradient()
     y = np.full((), 7, np.float32)
     wrong = np.zeros(case.shape[0], np.int64)
@@ -533,7 +536,7 @@ def test_failing_loss_calls_leave_everything_alone():
             layer.apply_backward(x, given, weights=weights, input_gradient=dx)
     with pytest.raises(openbnns.BNNSError):
         layer.apply(x, labels, weights=weights[:-1], input_gradient=dx, out=y)
-    with pytest.raises(openbnns.LayerApplyError, match="out.*: expected memory apart"):
+    with pytest.raises(openbnns.LayerApplyError, match=r"out.*: expected memory apart"):
         layer.apply(x, labels, input_gradient=dx, out=dx[:1, :1].reshape(()))
     layer.close()
     with pytest.raises(openbnns.LayerApplyError):
@@ -582,6 +585,38 @@ def test_failing_arithmetic_leaves_everything_alone():
     assert is_sentinel(da)
 
 
+@pytest.mark.parametrize("case", [fused_cases.PAIRS[0], fused_cases.OPTIONS[8]], ids=str)
+def test_failing_fused_layers_leave_everything_alone(case):
+    """Results, gradients and running statistics."""
+    mean, variance = case.norm.moving_values()
+    layer = case.layer(moving_mean=mean, moving_variance=variance)
+    (x,), dy, (y, _), (dx, _) = (
+        case.inputs(), case.output_gradient(), case.empty_output(), case.empty_input()
+    )  # fmt: skip
+    dw, _ = case.first.empty_weights()
+    targets = {"input_gradients": [dx], "parameter_gradients": (dw, None, None, None)}
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x[:, :-1], training=True, out=y)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(x, training=True, out=y[:-1])
+    with pytest.raises(openbnns.LayerApplyError):  # nothing was trained
+        layer.apply_backward(x, y=y, grad_output=dy, **targets)
+    assert is_sentinel(y)
+    layer.apply(x, training=False)
+    for array, before in zip((mean, variance), case.norm.moving_values(), strict=True):
+        assert_same_bits(array, before)
+    result = layer.apply(x, training=True)
+    with pytest.raises(openbnns.LayerApplyError):  # the weights gradient needs x
+        layer.apply_backward(None, y=result, grad_output=dy, **targets)
+    with pytest.raises(openbnns.LayerApplyError):  # another batch
+        layer.apply_backward(x[:1], y=result[:1], grad_output=dy[:1], input_gradients=None)
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply_backward(x, y=result, grad_output=dy, **targets)
+    assert is_sentinel(dx)
+    assert is_sentinel(dw)
+
+
 @pytest.mark.parametrize("case", [convolution_cases.ODD, fully_connected_cases.ODD], ids=str)
 def test_layers_say_what_their_calls_hold(case):
     halves = replace(case, dtype="float16").layer()  # float32 copies of images are needed
@@ -607,6 +642,16 @@ def test_normalization_parameters_live_as_long_as_their_layer():
     noise = [np.full(case.channels, 9, np.float32) for _ in range(50)]
     for training in (False, True):
         assert_same_bits(layer(x, training=training), case.layer()(x, training=training))
+    assert len(noise) == 50
+
+
+def test_fused_parameters_live_as_long_as_their_layer():
+    case = fused_cases.PAIRS[0]
+    inputs, layer = case.inputs(), case.layer()  # nobody else holds what the layer was made with
+    noise = [np.full(case.first.weights_shape, 9, np.float32) for _ in range(50)]
+    for training in (False, True):
+        expected = case.layer().apply(*inputs, training=training)
+        assert_same_bits(layer.apply(*inputs, training=training), expected)
     assert len(noise) == 50
 
 

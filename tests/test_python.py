@@ -31,9 +31,9 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".loss",
-    ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations", "._config",
-    "._paths", "._spec",
+    "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".fused",
+    ".loss", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
+    "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
@@ -983,6 +983,12 @@ def test_native_side_refuses_strangers():
         _core.arithmetic_apply(binary, None, None)
     with pytest.raises(TypeError, match="expected a filter of this family"):
         _core.normalization_apply(binary, None, None, False)
+    with pytest.raises(TypeError, match="fused_apply takes at least 3 arguments; got 0"):
+        _core.fused_apply()
+    with pytest.raises(TypeError, match="fused_backward takes at least 4 arguments; got 1"):
+        _core.fused_backward(binary)
+    with pytest.raises(TypeError, match="expected a filter of this family"):
+        _core.fused_apply(binary, None, False)
     with pytest.raises(TypeError):
         _core.Filter()
 
@@ -1146,6 +1152,42 @@ def test_nothing_grows_over_many_calculations():
             openbnns.quantize(a, scale=scale, out=q)
 
     assert_nothing_grows(step, (a, b, da, db, q, scale, layer))
+
+
+def test_nothing_grows_over_many_fused_calls():
+    x, w = np.ones((2, 3), "f4"), np.ones((4, 3), "f4")
+    b, gamma, beta, mean, variance = np.ones((5, 4), "f4")
+    options = {"gamma": gamma, "beta": beta, "moving_mean": mean, "moving_variance": variance}
+    options |= {"bias": b, "normalization": "batch", "activation": "relu"}
+    make = openbnns.FusedFullyConnectedNormalizationLayer
+    layer, dx, dw = make(w, **options), x.copy(), w.copy()
+    add = openbnns.FusedBinaryArithmeticParameters("add")
+    norm = openbnns.FusedNormalizationParameters("batch", beta)
+    two = openbnns.FusedParametersLayer(add, norm, inputs=[(4,), (4,)])
+    eight = openbnns.FusedQuantizationParameters(scale=gamma, axis=0)
+    dense = openbnns.FusedFullyConnectedParameters(w, b)
+
+    def step():
+        y = layer(x, training=True)
+        targets = (dw, None, True, False)
+        layer.apply_backward(
+            x, y, y, input_gradient=dx, parameter_gradients=targets, accumulate={"weights"}
+        )
+        with contextlib.suppress(LayerApplyError):
+            layer.apply_backward(None, y, y)
+        with contextlib.suppress(LayerApplyError):
+            layer.apply_backward(x[:1], y[:1], y[:1])
+        with contextlib.suppress(LayerCreationError):
+            make(w, **options, momentum=2.0)
+        with contextlib.suppress(ArrayError):
+            make(w[:3], **options)
+        z = two(y, y, training=True)
+        two.apply_backward(y, y, y=None, grad_output=z, input_gradients=(True, None))
+        output = ArraySpec((4,), "int8")
+        openbnns.FusedParametersLayer(dense, eight, output=output)(x, training=False)
+
+    watched = (x, w, b, gamma, beta, mean, variance, dx, dw, layer, two, add, norm, eight, dense)
+    assert_nothing_grows(step, watched)
 
 
 # ---- one-shot functions ----

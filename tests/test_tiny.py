@@ -117,5 +117,18 @@ def test_quantization_there_and_back():
     np.testing.assert_array_equal(openbnns.dequantize(stored, scale=0.5, bias=1), [0, 2, 4])
 
 
+def test_fused_forward_and_backward():
+    layer = openbnns.FusedFullyConnectedNormalizationLayer(
+        np.eye(2, dtype=np.float32), normalization="batch", beta=np.zeros(2, np.float32), epsilon=0
+    )
+    x = np.float32([[1, 2], [3, 4]])
+    y = layer(x, training=True)
+    np.testing.assert_array_equal(y, [[-1, -1], [1, 1]])
+    grads = layer.apply_backward(x, y, np.float32([[1, 0], [0, 2]]))
+    np.testing.assert_array_equal(grads.beta, [1, 2])
+    np.testing.assert_allclose(grads.weights, 0, atol=1e-6)
+    assert grads.bias is grads.gamma is None
+
+
 def test_c_interface():
     assert c.BNNSDataLayoutGetRank(c.BNNSDataLayoutImageCHW) == 3

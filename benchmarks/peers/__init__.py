@@ -6,6 +6,11 @@
     convolution(case, x, w, dy, compiled) -> trainers
     fully_connected(case, x, w, dy, compiled) -> trainers
     gemm(case, x, w, compiled) -> trainers with a forward pass alone
+    arithmetic(case, a, b, dy, compiled) -> contenders: y, gradients of a and b
+    normalization(case, x, dy, compiled) -> contenders: y, dx, gradients of gamma and beta
+    fused(case, inputs, w, dy, compiled) -> contenders: y, gradients of the inputs, of w (None for
+        arithmetic: then there is none), gamma and beta
+    loss(case, x, labels, compiled) -> contenders
     optimizer(case) -> contenders, forward being a step
     random(kind, count) -> name -> (what fills, what gives the numbers)
 

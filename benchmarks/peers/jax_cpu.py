@@ -23,11 +23,9 @@ def pooling(case, x, dy, compiled):
     def average(x):
         return lax.reduce_window(x, 0.0, lax.add, window, stride, padding) / np.prod(case.kernel)
 
-    def plain(array):
-        return np.asarray(array).transpose(0, 3, 1, 2)
-
-    inputs = (jnp.asarray(np.ascontiguousarray(array.transpose(0, 2, 3, 1))) for array in (x, dy))
-    return [_contender(maximum if case.function == "max" else average, *inputs, plain)]
+    inputs, gradient = map(_last, (x, dy))
+    function = maximum if case.function == "max" else average
+    return [_contender(function, (inputs,), gradient, (_plain_image,) * 2)]
 
 
 def activation(case, x, dy, compiled):
@@ -40,7 +38,7 @@ def activation(case, x, dy, compiled):
         "silu": jax.nn.silu,
         "softmax": lambda x: jax.nn.softmax(x, axis=-1),
     }[case.function]
-    return [_contender(function, jnp.asarray(x), jnp.asarray(dy), np.asarray)]
+    return [_contender(function, (jnp.asarray(x),), jnp.asarray(dy), (np.asarray,) * 2)]
 
 
 def convolution(case, x, w, dy, compiled):
@@ -63,17 +61,8 @@ def convolution(case, x, w, dy, compiled):
         return jax.vjp(lambda image: plain_convolution(image, w), image)[1](x)[0]
 
     function = transposed_convolution if case.transposed else plain_convolution
-    inputs = [jnp.asarray(np.ascontiguousarray(array.transpose(0, 2, 3, 1))) for array in (x, dy)]
-    weights = jnp.asarray(np.ascontiguousarray(w.transpose(2, 3, 1, 0)))
-
-    def plain_image(array):
-        return np.asarray(array).transpose(0, 3, 1, 2)
-
-    def plain_weights(array):
-        return np.asarray(array).transpose(3, 2, 0, 1)
-
-    plain = (plain_image, plain_image, plain_weights)
-    return [_trainer(function, inputs[0], weights, inputs[1], plain)]
+    plain = (_plain_image, _plain_image, _plain_weights)
+    return [_trainer(function, _last(x), _weights(w), _last(dy), plain)]
 
 
 def fully_connected(case, x, w, dy, compiled):
@@ -90,6 +79,101 @@ def gemm(case, x, w, compiled):
         return jax.block_until_ready(function(x, stored))
 
     return [Trainer("jax", forward, None, None, lambda: (np.asarray(forward()),))]
+
+
+def normalization(case, x, dy, compiled):
+    """Images NHWC; running statistics are not updated."""
+    given = (x, case.gamma_values(), case.beta_values())
+    if x.ndim == 2:
+        arrays, plain = [jnp.asarray(array) for array in (*given, dy)], np.asarray
+    else:
+        arrays, plain = [_last(x), *map(jnp.asarray, given[1:]), _last(dy)], _plain_image
+    turned = (plain, plain, np.asarray, np.asarray)
+    return [_contender(_norm(case), arrays[:-1], arrays[-1], turned)]
+
+
+def arithmetic(case, a, b, dy, compiled):
+    """Forward only for sums: JAX hands dy on as their gradient."""
+    function = {"add": jnp.add, "multiply": jnp.multiply}[case.function]
+    a, b, dy = map(jnp.asarray, (a, b, dy))
+    both = _contender(function, (a, b), dy, (np.asarray,) * 3)
+    if case.function == "add":
+        return [Contender(both.name, both.forward, None, lambda: both.result()[:1])]
+    return [both]
+
+
+def fused(case, inputs, w, dy, compiled):
+    """Images NHWC, weights HWIO; running statistics are not updated."""
+    norm, first = _norm(case.norm), case.first
+    parameters = [jnp.asarray(case.norm.gamma_values()), jnp.asarray(case.norm.beta_values())]
+    if case.word == "fully_connected":
+        arrays = [jnp.asarray(inputs[0]), jnp.asarray(w), *parameters]
+
+        def function(x, w, gamma, beta):
+            return norm(x @ w.T, gamma, beta)
+
+        return [_contender(function, arrays, jnp.asarray(dy), (np.asarray,) * 5)]
+    if case.word == "arithmetic":
+
+        def function(a, b, gamma, beta):
+            return norm(a + b, gamma, beta)
+
+        arrays = [*map(_last, inputs), *parameters]
+        plain = (_plain_image,) * 3 + (np.asarray,) * 2
+        return [_contender(function, arrays, _last(dy), plain)]
+
+    def function(x, w, gamma, beta):
+        z = lax.conv_general_dilated(
+            x,
+            w,
+            window_strides=first.stride,
+            padding=first.padding,
+            rhs_dilation=first.dilation,
+            feature_group_count=first.groups,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        return norm(z, gamma, beta)
+
+    arrays = [_last(inputs[0]), _weights(w), *parameters]
+    plain = (_plain_image, _plain_image, _plain_weights, np.asarray, np.asarray)
+    return [_contender(function, arrays, _last(dy), plain)]
+
+
+def _norm(case):
+    """Of arrays whose last axis is the channels, or of rows."""
+
+    def function(x, gamma, beta):
+        if case.kind == "group":
+            n, h, w, c = x.shape
+            x = x.reshape(n, h, w, case.groups, c // case.groups)
+        axes = {"batch": tuple(range(x.ndim - 1)), "layer": (-1,), "group": (1, 2, 4)}[case.kind]
+        mean = x.mean(axes, keepdims=True)
+        variance = ((x - mean) ** 2).mean(axes, keepdims=True)
+        standard = (x - mean) * lax.rsqrt(variance + case.epsilon)
+        if case.kind == "group":
+            standard = standard.reshape(n, h, w, c)
+        y = gamma * standard + beta
+        return jax.nn.relu(y) if case.activation == "rectified_linear" else y
+
+    return function
+
+
+def _last(image):
+    """NHWC for NCHW."""
+    return jnp.asarray(np.ascontiguousarray(image.transpose(0, 2, 3, 1)))
+
+
+def _plain_image(array):
+    return np.asarray(array).transpose(0, 3, 1, 2)
+
+
+def _weights(w):
+    """HWIO for OIHW."""
+    return jnp.asarray(np.ascontiguousarray(w.transpose(2, 3, 1, 0)))
+
+
+def _plain_weights(array):
+    return np.asarray(array).transpose(3, 2, 0, 1)
 
 
 def _trainer(function, x, w, dy, plain):
@@ -121,29 +205,70 @@ def _trainer(function, x, w, dy, plain):
     )
 
 
-def _contender(function, x, dy, plain):
-    """`both` returns y as well: XLA would drop forward work that nobody asks for."""
-    forward = jax.jit(lambda x: jax.vjp(function, x))
+def _contender(function, inputs, dy, plain):
+    """`both` returns y as well: XLA would drop forward work that nobody asks for. plain: turns y
+    and every gradient into plain order."""
+    forward = jax.jit(lambda *inputs: jax.vjp(function, *inputs))
     backward = jax.jit(lambda pullback, dy: pullback(dy))
 
     @jax.jit
-    def both(x, dy):
-        y, pullback = jax.vjp(function, x)
-        return y, pullback(dy)
+    def both(dy, *inputs):
+        y, pullback = jax.vjp(function, *inputs)
+        return y, *pullback(dy)
 
-    _, kept = jax.block_until_ready(forward(x))
+    _, kept = jax.block_until_ready(forward(*inputs))
 
     def result():
-        y, (dx,) = both(x, dy)
-        return plain(y), plain(dx)
+        return tuple(to(a) for to, a in zip(plain, both(dy, *inputs), strict=True))
 
     return Contender(
         "jax",
-        lambda: jax.block_until_ready(forward(x)),
+        lambda: jax.block_until_ready(forward(*inputs)),
         lambda: jax.block_until_ready(backward(kept, dy)),
         result,
-        both=lambda: jax.block_until_ready(both(x, dy)),
+        both=lambda: jax.block_until_ready(both(dy, *inputs)),
     )
+
+
+def loss(case, x, labels, compiled):
+    """Labels are an argument, not a constant that XLA could fold."""
+
+    def cross_entropy(x, labels):
+        log_p = jax.nn.log_softmax(x)
+        if case.labels == "dense":
+            return -(labels * log_p).sum(axis=1).mean()
+        return -jnp.take_along_axis(log_p, labels[:, None], axis=1).mean()
+
+    def sigmoid_cross_entropy(x, labels):
+        return (jnp.maximum(x, 0) - x * labels + jnp.log1p(jnp.exp(-jnp.abs(x)))).mean()
+
+    def huber(x, labels):
+        size = jnp.abs(x - labels)
+        return jnp.where(size <= 1, size**2 / 2, size - 0.5).mean()
+
+    function = {
+        "softmax_cross_entropy": cross_entropy,
+        "sigmoid_cross_entropy": sigmoid_cross_entropy,
+        "huber": huber,
+        "mean_square_error": lambda x, labels: ((x - labels) ** 2).mean(),
+    }[case.function]
+    forward, both = jax.jit(function), jax.jit(jax.value_and_grad(function))
+    gradient = jax.jit(jax.grad(function))
+    arrays = jnp.asarray(x), jnp.asarray(labels)
+
+    def result():
+        y, dx = both(*arrays)
+        return np.asarray(y), np.asarray(dx)
+
+    return [
+        Contender(
+            "jax",
+            lambda: jax.block_until_ready(forward(*arrays)),
+            lambda: jax.block_until_ready(gradient(*arrays)),
+            result,
+            both=lambda: jax.block_until_ready(both(*arrays)),
+        )
+    ]
 
 
 def optimizer(case):

@@ -52,6 +52,21 @@ def _load() -> ctypes.CDLL:
     for name, types in makers.items():
         getattr(library, name).restype = ctypes.c_void_p
         getattr(library, name).argtypes = types
+    real, flag = ctypes.c_float, ctypes.c_int
+    chains = {
+        "onednn_normalization": [text, flag, sizes, number, real, flag],
+        "onednn_fused_convolution": [text] + [sizes] * 7 + [number, real, flag],
+        "onednn_fused_fully_connected": [text] + [number] * 3 + [real, flag],
+        "onednn_fused_add": [text, sizes, real, flag],
+        "onednn_arithmetic": [text, flag, sizes, sizes],
+    }
+    for name, types in chains.items():
+        getattr(library, name).restype = ctypes.c_void_p
+        getattr(library, name).argtypes = types
+    for name in ("onednn_chain_set", "onednn_chain_get"):
+        getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
+    library.onednn_chain_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    library.onednn_chain_free.argtypes = [ctypes.c_void_p]
     for name in ("onednn_trainer_set", "onednn_trainer_get"):
         getattr(library, name).argtypes = [ctypes.c_void_p] * 4
     library.onednn_trainer_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -133,6 +148,96 @@ class _Trainer:
         return Trainer(name, self._run(0), *gradients, self.result)
 
 
+class _Chain:
+    """Owns a chain of onednn.cpp; `given` and `shapes` in the order its maker says."""
+
+    def __init__(self, handle, given, shapes):
+        self._handle, self._shapes = handle, shapes
+        if not handle:
+            raise RuntimeError("oneDNN: " + _library.onednn_error().decode())
+        _library.onednn_chain_set(handle, _pointers(given))
+        self.forward()
+
+    def __del__(self):
+        _library.onednn_chain_free(self._handle)
+
+    def forward(self):
+        _library.onednn_chain_run(self._handle, 0)
+
+    def backward(self):
+        _library.onednn_chain_run(self._handle, 1)
+
+    def arrays(self):
+        self.forward()
+        self.backward()
+        found = [np.empty(shape, np.float32) for shape in self._shapes]
+        _library.onednn_chain_get(self._handle, _pointers(found))
+        return tuple(found)
+
+
+def _pointers(arrays):
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+def normalization(case, x, dy, compiled):
+    """One contender per layout of images. Running statistics are not updated."""
+    gamma, beta = case.gamma_values(), case.beta_values()
+    relu = case.activation == "rectified_linear"
+    groups = case.groups if case.kind == "group" else 0
+    found = []
+    for layout in ("plain",) if x.ndim == 2 else LAYOUTS:
+        handle = _library.onednn_normalization(
+            layout.encode(), x.ndim, *_sizes(x.shape), groups, case.epsilon, relu
+        )
+        if not handle and case.kind == "group":
+            return []  # older ones do not have it
+        chain = _Chain(handle, (x, gamma, beta, dy), (dy.shape, x.shape, gamma.shape, beta.shape))
+        found.append(Contender(f"onednn {layout}", chain.forward, chain.backward, chain.arrays))
+    return found
+
+
+def arithmetic(case, a, b, dy, compiled):
+    """Forward only."""
+    handle = _library.onednn_arithmetic(case.function.encode(), a.ndim, *_sizes(a.shape, b.shape))
+    chain = _Chain(handle, (a, b), (dy.shape,))
+    return [Contender("onednn", chain.forward, None, chain.arrays)]
+
+
+def fused(case, inputs, w, dy, compiled):
+    """A chain of primitives, ReLU inside the norm. Weights are plain and converted in every pass.
+    Running statistics are not updated."""
+    first, epsilon = case.first, case.norm.epsilon
+    relu = case.norm.activation == "rectified_linear"
+    parameters = (case.norm.gamma_values(), case.norm.beta_values())
+    weights = () if case.word == "arithmetic" else (w,)
+    given = (*inputs, *weights, *parameters, dy)
+    shapes = [array.shape for array in (dy, inputs[0], *weights, *parameters)]
+
+    def handle(layout):
+        if case.word == "arithmetic":
+            return _library.onednn_fused_add(layout, *_sizes(dy.shape), epsilon, relu)
+        if case.word == "fully_connected":
+            sizes = (first.batch, first.inputs, first.outputs)
+            return _library.onednn_fused_fully_connected(layout, *sizes, epsilon, relu)
+        before, after = zip(*first.padding, strict=True)
+        shapes = (first.image, first.output_shape, first.kernel, first.stride, first.dilation)
+        sizes = _sizes(*shapes, before, after)
+        return _library.onednn_fused_convolution(layout, *sizes, first.groups, epsilon, relu)
+
+    def contender(layout):
+        chain = _Chain(handle(layout.encode()), given, shapes)
+
+        def result():
+            y, dx, *others = chain.arrays()
+            return y, *(dx for _ in inputs), *others
+
+        name = f"onednn {'blocked' if layout == 'any' else layout}"
+        return Contender(name, chain.forward, chain.backward, result)
+
+    layouts = {"fully_connected": ("plain", "any"), "arithmetic": LAYOUTS}
+    return [contender(layout) for layout in layouts.get(case.word, IMAGE_LAYOUTS)]
+
+
 def _sizes(*lists):
     return [(ctypes.c_int64 * len(numbers))(*numbers) for numbers in lists]
 
@@ -194,6 +299,11 @@ def activation(case, x, dy, compiled):
     if case.function in FROM_Y:
         contenders.append(layer(True).contender("onednn from y"))
     return contenders
+
+
+def loss(case, x, labels, compiled):
+    """It has none."""
+    return []
 
 
 def optimizer(case):

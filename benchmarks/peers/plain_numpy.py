@@ -72,6 +72,44 @@ def gemm(case, x, w, compiled):
     return [Trainer("numpy", forward, None, None, lambda: (forward(),))]
 
 
+def normalization(case, x, dy, compiled):
+    """No single expression."""
+    return []
+
+
+def fused(case, inputs, w, dy, compiled):
+    """No single expression."""
+    return []
+
+
+def arithmetic(case, a, b, dy, compiled):
+    y, da, db = np.empty_like(dy), np.empty_like(a), np.empty_like(b)
+    function = {"add": np.add, "multiply": np.multiply}[case.function]
+    axes = tuple(k for k, extent in enumerate(b.shape) if extent != dy.shape[k])
+
+    def forward():
+        return function(a, b, out=y)
+
+    def backward():
+        if case.function == "add":
+            da[...] = dy
+            whole = dy
+        else:
+            np.multiply(dy, b, out=da)
+            whole = np.multiply(dy, a, out=None if axes else db)
+        if axes:
+            np.sum(whole, axis=axes, keepdims=True, out=db)
+        elif case.function == "add":
+            db[...] = dy
+
+    def result():
+        forward()
+        backward()
+        return y, da, db
+
+    return [Contender("numpy", forward, backward, result)]
+
+
 def _sigmoid(x):
     return 1.0 / (1.0 + np.exp(-x))
 
@@ -107,6 +145,11 @@ _ACTIVATIONS = {
     "gelu_approximation": (_gelu_tanh, _gelu_tanh_backward),
     "softmax": (_softmax, lambda x, y, dy: y * (dy - (dy * y).sum(axis=-1, keepdims=True))),
 }
+
+
+def loss(case, x, labels, compiled):
+    """No one-liner."""
+    return []
 
 
 def optimizer(case):

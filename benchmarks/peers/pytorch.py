@@ -25,7 +25,7 @@ def pooling(case, x, dy, compiled):
     for layout, memory_format in LAYOUTS.items():
         tx = torch.from_numpy(x).contiguous(memory_format=memory_format)
         tdy = torch.from_numpy(dy).contiguous(memory_format=memory_format)
-        contenders += _autograd(layout, _pooling_function(case), tx, tdy, compiled)
+        contenders += _autograd(layout, _pooling_function(case), (tx,), tdy, compiled)
         raw = _raw_max if case.function == "max" else _raw_average
         contenders.append(raw(f"torch {layout} out=", case, tx, tdy))
     return contenders
@@ -41,9 +41,9 @@ def activation(case, x, dy, compiled):
         "torch out=",
         lambda: forward(tx, y),
         lambda: backward(tx, y, tdy, dx),
-        lambda: _both(forward(tx, y), backward(tx, y, tdy, dx)),
+        lambda: _plain(forward(tx, y), backward(tx, y, tdy, dx)),
     )
-    return [*_autograd("eager", function, tx, tdy, compiled), raw]
+    return [*_autograd("eager", function, (tx,), tdy, compiled), raw]
 
 
 def convolution(case, x, w, dy, compiled):
@@ -125,32 +125,213 @@ def gemm(case, x, w, compiled):
     return [Trainer("torch out=", forward, None, None, lambda: (forward().numpy(),))]
 
 
-def _autograd(variant, function, x, dy, compiled):
+def normalization(case, x, dy, compiled):
+    """Running statistics are updated too; ReLU works in place, as models have it."""
+    tx, tdy, gamma, beta = map(torch.from_numpy, (x, dy, case.gamma_values(), case.beta_values()))
+    norm, still = _Norm(case), _Norm(case, moving=False)
+    if case.kind != "batch":
+        found = _autograd("eager", norm, (tx, gamma, beta), tdy, compiled)
+        return [*found, norm.raw("torch out=", tx, gamma, beta, tdy)]
+    found = []
+    for layout, memory_format in LAYOUTS.items():
+        image, gradient = (array.contiguous(memory_format=memory_format) for array in (tx, tdy))
+        found += _autograd(layout, norm, (image, gamma, beta), gradient, compiled, still)
+        found.append(norm.raw(f"torch {layout} out=", image, gamma, beta, gradient))
+    return found
+
+
+def arithmetic(case, a, b, dy, compiled):
+    """Gradients in arrays of their own. Autograd does not do that for a sum, it hands dy on; so
+    sums have no eager backward pass here."""
+    ta, tb, tdy = map(torch.from_numpy, (a, b, dy))
+    function = {"add": torch.add, "multiply": torch.mul}[case.function]
+    y, da, db = torch.empty_like(tdy), torch.empty_like(ta), torch.empty_like(tb)
+    axes = [k for k, extent in enumerate(tb.shape) if extent != tdy.shape[k]]
+
+    def forward():
+        return function(ta, tb, out=y)
+
+    def backward():
+        if case.function == "add":
+            da.copy_(tdy)
+            whole = tdy
+        else:
+            torch.mul(tdy, tb, out=da)
+            whole = torch.mul(tdy, ta, out=None if axes else db)
+        if axes:
+            torch.sum(whole, dim=axes, keepdim=True, out=db)
+        elif case.function == "add":
+            db.copy_(tdy)
+
+    def result():
+        forward()
+        backward()
+        return _plain(y, da, db)
+
+    found = _autograd("eager", function, (ta, tb), tdy, compiled)
+    if case.function == "add":
+        forwards = {contender.name: contender.forward for contender in found}
+        found = [Contender(name, f, None, lambda f=f: _plain(f())) for name, f in forwards.items()]
+    return [*found, Contender("torch out=", forward, backward, result)]
+
+
+def fused(case, inputs, w, dy, compiled):
+    """Autograd in both layouts, and the operations behind it without autograd."""
+    norm, still, first = _Norm(case.norm), _Norm(case.norm, moving=False), case.first
+    tensors = [torch.from_numpy(array) for array in inputs]
+    gamma, beta = map(torch.from_numpy, (case.norm.gamma_values(), case.norm.beta_values()))
+    tdy = torch.from_numpy(dy)
+    if case.word == "fully_connected":
+        given = (*tensors, torch.from_numpy(w), gamma, beta)
+
+        def linear_with(norm):
+            return lambda x, w, gamma, beta: norm(F.linear(x, w), gamma, beta)
+
+        functions = linear_with(norm), linear_with(still)
+        return _autograd("eager", functions[0], given, tdy, compiled, functions[1])
+    found = []
+    for layout, memory_format in LAYOUTS.items():
+        images = [array.contiguous(memory_format=memory_format) for array in (*tensors, tdy)]
+        *images, gradient = images
+        if case.word == "arithmetic":
+
+            def add_with(norm):
+                return lambda a, b, gamma, beta: norm(a + b, gamma, beta)
+
+            given, functions = (*images, gamma, beta), (add_with(norm), add_with(still))
+            found += _autograd(layout, functions[0], given, gradient, compiled, functions[1])
+            continue
+        weights = torch.from_numpy(w).contiguous(memory_format=memory_format)
+        window = (first.stride, padding_pair(first), first.dilation, first.groups)
+
+        def convolution_with(norm, window=window):
+            return lambda x, w, gamma, beta: norm(F.conv2d(x, w, None, *window), gamma, beta)
+
+        given = (*images, weights, gamma, beta)
+        functions = convolution_with(norm), convolution_with(still)
+        found += _autograd(layout, functions[0], given, gradient, compiled, functions[1])
+        found.append(_raw_fused(f"torch {layout} raw", first, norm, *given, gradient))
+    return found
+
+
+def _raw_fused(name, first, norm, x, w, gamma, beta, dy):
+    """What autograd calls for a convolution, a norm and ReLU."""
+    window = (first.stride, padding_pair(first), first.dilation, False, [0, 0], first.groups)
+    kept = []
+
+    def forward():
+        z = aten.convolution(x, w, None, *window)
+        kept[:] = z, *norm.forward(z, gamma, beta)
+        return kept[1]
+
+    def backward():
+        z, y, *statistics = kept
+        dz, dgamma, dbeta = norm.backward(z, y, gamma, dy, statistics)
+        dx, dw, _ = aten.convolution_backward(dz, x, w, None, *window, [True, True, False])
+        return dx, dw, dgamma, dbeta
+
+    forward()
+    return Contender(name, forward, backward, lambda: _plain(forward(), *backward()))
+
+
+class _Norm:
+    """A normalization of tests/cases with ReLU or nothing behind it, as one calls it and as the
+    operations below autograd. moving: with running statistics."""
+
+    def __init__(self, case, moving=True):
+        self.case, self.relu = case, case.activation == "rectified_linear"
+        self.mean = torch.zeros(case.channels) if moving else None
+        self.variance = torch.ones(case.channels) if moving else None
+
+    def __call__(self, x, gamma, beta):
+        case = self.case
+        if case.kind == "batch":
+            statistics, momentum = (self.mean, self.variance), 1.0 - case.momentum
+            y = F.batch_norm(x, *statistics, gamma, beta, True, momentum, case.epsilon)
+        elif case.kind == "layer":
+            y = F.layer_norm(x, gamma.shape, gamma, beta, case.epsilon)
+        else:
+            y = F.group_norm(x, case.groups, gamma, beta, case.epsilon)
+        return F.relu(y, inplace=True) if self.relu else y
+
+    def forward(self, x, gamma, beta, out=None):
+        """y and what backward needs; out: arrays for these three."""
+        case, into = self.case, {}
+        if case.kind == "batch":
+            if out:
+                into = dict(zip(("out", "save_mean", "save_invstd"), out, strict=True))
+            run = aten.native_batch_norm.out if out else aten.native_batch_norm
+            statistics, momentum = (self.mean, self.variance), 1.0 - case.momentum
+            y, *kept = run(x, gamma, beta, *statistics, True, momentum, case.epsilon, **into)
+        else:
+            if out:
+                into = dict(zip(("out0", "out1", "out2"), out, strict=True))
+            if case.kind == "layer":
+                run = aten.native_layer_norm.out if out else aten.native_layer_norm
+                y, *kept = run(x, gamma.shape, gamma, beta, case.epsilon, **into)
+            else:
+                run = aten.native_group_norm.out if out else aten.native_group_norm
+                y, *kept = run(x, gamma, beta, *self._sizes(x), case.epsilon, **into)
+        return [y.relu_() if self.relu else y, *kept]
+
+    def backward(self, x, y, gamma, dy, kept):
+        """dx, dgamma, dbeta."""
+        case, wanted = self.case, [True, True, True]
+        dz = aten.threshold_backward(dy, y, 0.0) if self.relu else dy
+        if case.kind == "batch":
+            statistics = (self.mean, self.variance, *kept)
+            return aten.native_batch_norm_backward(
+                dz, x, gamma, *statistics, True, case.epsilon, wanted
+            )
+        if case.kind == "layer":
+            return aten.native_layer_norm_backward(dz, x, gamma.shape, *kept, gamma, gamma, wanted)
+        return aten.native_group_norm_backward(dz, x, *kept, gamma, *self._sizes(x), wanted)
+
+    def _sizes(self, x):
+        n, c = x.shape[:2]
+        return n, c, x.numel() // (n * c), self.case.groups
+
+    def raw(self, name, x, gamma, beta, dy):
+        """Forward into given arrays; there is no such form of backward that does not copy."""
+        out = self.forward(x, gamma, beta)
+
+        def forward():
+            return self.forward(x, gamma, beta, out)
+
+        def backward():
+            return self.backward(x, out[0], gamma, dy, out[1:])
+
+        return Contender(name, forward, backward, lambda: _plain(forward()[0], *backward()))
+
+
+def _autograd(variant, function, inputs, dy, compiled, without_state=None):
     """Eager training steps, and with `compiled` the same through torch.compile.
 
-    retain_graph keeps what forward saved, so that backward can be timed alone.
+    retain_graph keeps what forward saved, so that backward can be timed alone. Compiled code then
+    refuses running statistics that moved in between; without_state does not have them.
     """
-    x = x.detach().requires_grad_()
+    inputs = [array.detach().requires_grad_() for array in inputs]
     functions = {variant: function}
     if compiled:
-        functions[f"{variant} compiled"] = torch.compile(function, dynamic=False, fullgraph=True)
-    return [_autograd_contender(f"torch {name}", f, x, dy) for name, f in functions.items()]
+        stateless = without_state or function
+        functions[f"{variant} compiled"] = torch.compile(stateless, dynamic=False, fullgraph=True)
+    return [_autograd_contender(f"torch {name}", f, inputs, dy) for name, f in functions.items()]
 
 
-def _autograd_contender(name, function, x, dy):
-    y = function(x)
+def _autograd_contender(name, function, inputs, dy):
+    y = function(*inputs)
     return Contender(
         name,
-        lambda: function(x),
-        lambda: torch.autograd.grad(y, x, dy, retain_graph=True),
-        lambda: _both(y.detach(), torch.autograd.grad(y, x, dy, retain_graph=True)[0]),
-        both=lambda: torch.autograd.grad(function(x), x, dy),
+        lambda: function(*inputs),
+        lambda: torch.autograd.grad(y, inputs, dy, retain_graph=True),
+        lambda: _plain(y, *torch.autograd.grad(y, inputs, dy, retain_graph=True)),
+        both=lambda: torch.autograd.grad(function(*inputs), inputs, dy),
     )
 
 
-def _both(y, dx):
-    """y and dx in plain order."""
-    return y.contiguous().numpy(), dx.contiguous().numpy()
+def _plain(*arrays):
+    """Arrays in plain order."""
+    return tuple(array.detach().contiguous().numpy() for array in arrays)
 
 
 def _pooling_function(case):
@@ -174,7 +355,7 @@ def _raw_max(name, case, x, dy):
     def result():
         forward()
         backward()
-        return _both(y, dx)
+        return _plain(y, dx)
 
     forward()
     return Contender(name, forward, backward, result)
@@ -193,7 +374,7 @@ def _raw_average(name, case, x, dy):
     def result():
         forward()
         backward()
-        return _both(y, dx)
+        return _plain(y, dx)
 
     return Contender(name, forward, backward, result)
 
@@ -238,6 +419,18 @@ _ACTIVATIONS = {
         lambda x, y, dy, dx: aten._softmax_backward_data.out(dy, y, -1, dy.dtype, grad_input=dx),
     ),
 }
+
+
+def loss(case, x, labels, compiled):
+    """Autograd: the loss is one number, its gradient starts with 1."""
+    tx, truth, one = torch.from_numpy(x), torch.from_numpy(labels), torch.ones(())
+    function = {
+        "softmax_cross_entropy": F.cross_entropy,
+        "sigmoid_cross_entropy": F.binary_cross_entropy_with_logits,
+        "huber": F.huber_loss,
+        "mean_square_error": F.mse_loss,
+    }[case.function]
+    return _autograd("eager", lambda x: function(x, truth), tx, one, compiled)
 
 
 def optimizer(case):

@@ -77,6 +77,11 @@ OBN_API int obn_filter_set_winograd(BNNSFilter filter, int on);
  * SIZE_MAX on failure. */
 OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
 
+/* Bytes that a training call of a normalization or fused filter with this batch size keeps until the
+ * gradients are computed; 0 for filters that keep nothing. They belong to the filter, come from its
+ * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
+OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
+
 /* BNNSLossFilterApplyBatch for labels that are class numbers, 0 to classes - 1, instead of rows with a 1
  * at the class: softmax and categorical cross entropy. class_type is an integer type of 8 to 64 bits;
  * classes_stride counts values, 0 means 1. No such rows are made. Returns 0, or -1 on failure.

@@ -52,6 +52,22 @@ from .clip import (
 )
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer, WeightGradients
 from .fully_connected import FullyConnectedLayer, SparseWeights
+from .fused import (
+    FusableLayerParameters,
+    FusedBinaryArithmeticParameters,
+    FusedConvolutionNormalizationLayer,
+    FusedConvolutionParameters,
+    FusedDequantizationParameters,
+    FusedFullyConnectedNormalizationLayer,
+    FusedFullyConnectedParameters,
+    FusedGradients,
+    FusedLayer,
+    FusedNormalizationParameters,
+    FusedParametersLayer,
+    FusedQuantizationParameters,
+    FusedTernaryArithmeticParameters,
+    FusedUnaryArithmeticParameters,
+)
 from .loss import Loss, LossLayer, YoloParameters
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
@@ -89,6 +105,20 @@ __all__ = [
     "CopyWarning",
     "DTypeError",
     "FullyConnectedLayer",
+    "FusableLayerParameters",
+    "FusedBinaryArithmeticParameters",
+    "FusedConvolutionNormalizationLayer",
+    "FusedConvolutionParameters",
+    "FusedDequantizationParameters",
+    "FusedFullyConnectedNormalizationLayer",
+    "FusedFullyConnectedParameters",
+    "FusedGradients",
+    "FusedLayer",
+    "FusedNormalizationParameters",
+    "FusedParametersLayer",
+    "FusedQuantizationParameters",
+    "FusedTernaryArithmeticParameters",
+    "FusedUnaryArithmeticParameters",
     "InputGradients",
     "Layer",
     "LayerApplyError",

@@ -7,6 +7,7 @@ from ._spec import Array, GradientTarget
 
 Operand = tuple[Any, ...]
 NativeActivation = tuple[Any, ...]
+Description = tuple[Any, ...]  # of a layer, by `describe` of its module
 
 @final
 class Filter:
@@ -59,7 +60,7 @@ def activation_direct(
     /,
 ) -> Any: ...
 def activation_parameter(filter: Filter, which: int, /) -> Parameter: ...
-def arithmetic_create(name: str, description: tuple[Any, ...], threads: int, /) -> Filter: ...
+def arithmetic_create(name: str, description: Description, threads: int, /) -> Filter: ...
 def arithmetic_apply(filter: Filter, out: Array | None, /, *inputs: Array) -> Any: ...
 def arithmetic_backward(
     filter: Filter,
@@ -118,37 +119,10 @@ def clip_norm_backward(
     /,
 ) -> Any: ...
 def convolution_create(
-    name: str,
-    input: Operand,
-    output: Operand,
-    weights_operand: Operand,
-    bias_operand: Operand,
-    weights: Array,
-    bias: Array | None,
-    activation: NativeActivation,
-    transposed: bool,
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    padding: tuple[int, int, int, int],
-    groups: int,
-    winograd: int,
-    threads: int,
-    copy_parameters: bool,
-    /,
+    name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str,
-    input: Operand,
-    output: Operand,
-    weights_operand: Operand,
-    bias_operand: Operand,
-    weights: Array,
-    bias: Array | None,
-    activation: NativeActivation,
-    has_weights_gradient: bool,
-    threads: int,
-    copy_parameters: bool,
-    /,
+    name: str, description: Description, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,
@@ -162,11 +136,37 @@ def fully_connected_sparsify(
     denominator: int,
     /,
 ) -> bytes: ...
+def fused_create(
+    name: str,
+    first_type: int,
+    first: Description,
+    output: Operand,
+    second_type: int,
+    second: Description,
+    winograd: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def fused_apply(
+    filter: Filter, out: Array | None, training: bool, /, *inputs: Array
+) -> Any: ...
+def fused_backward(
+    filter: Filter,
+    y: Array | None,
+    grad_output: Array,
+    accumulate: int,
+    /,
+    *inputs_and_gradients: Any,
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+def fused_work_bytes(filter: Filter, batch: int, /) -> int: ...
+def fused_kept_bytes(filter: Filter, batch: int, /) -> int: ...
+def normalization_kept_bytes(filter: Filter, batch: int, /) -> int: ...
 def normalization_create(
     name: str,
     input: Operand,
     output: Operand,
-    description: tuple[Any, ...],
+    description: Description,
     threads: int,
     copy_parameters: bool,
     /,
@@ -324,7 +324,7 @@ def quantization_direct(
     name: str,
     input: Operand,
     output: Operand,
-    description: tuple[Any, ...],
+    description: Description,
     threads: int,
     x: Array,
     out: Array | None,

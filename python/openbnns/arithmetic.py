@@ -102,7 +102,7 @@ class UnaryArithmeticLayer(Layer):
     ) -> None:
         where = "UnaryArithmeticLayer"
         self._function = function
-        self._input_spec = _operand_spec(where, "input", input, input_kind)
+        self._input_spec = operand_spec(where, "input", input, input_kind)
         specs, kinds = (self._input_spec,), (input_kind,)
         self._output_spec = _output_spec(where, specs, output, output_kind)
         self._filter = _core.arithmetic_create(
@@ -244,8 +244,8 @@ class BinaryArithmeticLayer(BinaryLayer):
         self._function = function
         kinds = (a_kind, b_kind)
         specs = self._input_specs = (
-            _operand_spec(where, "input_a", input_a, a_kind),
-            _operand_spec(where, "input_b", input_b, b_kind),
+            operand_spec(where, "input_a", input_a, a_kind),
+            operand_spec(where, "input_b", input_b, b_kind),
         )
         self._input_spec = specs[0]
         self._output_spec = _output_spec(where, specs, output, output_kind)
@@ -396,9 +396,9 @@ class TernaryArithmeticLayer(Layer):
         self._function = function
         kinds = (a_kind, b_kind, c_kind)
         specs = self._input_specs = (
-            _operand_spec(where, "input_a", input_a, a_kind),
-            _operand_spec(where, "input_b", input_b, b_kind),
-            _operand_spec(where, "input_c", input_c, c_kind),
+            operand_spec(where, "input_a", input_a, a_kind),
+            operand_spec(where, "input_b", input_b, b_kind),
+            operand_spec(where, "input_c", input_c, c_kind),
         )
         self._input_spec = specs[0]
         self._output_spec = _output_spec(where, specs, output, output_kind)
@@ -539,7 +539,7 @@ def check_kind(where: str, argument: str, kind: str) -> str:
     return kind
 
 
-def _operand_spec(where: str, argument: str, value: SpecLike, kind: str) -> ArraySpec:
+def operand_spec(where: str, argument: str, value: SpecLike, kind: str) -> ArraySpec:
     """A shape, a spec, or an example: a batch of samples, or a constant or parameter itself."""
     word = f"{argument.removeprefix('input_')}_kind"
     is_sample = check_kind(where, word, kind) == "sample"
@@ -553,7 +553,7 @@ def _output_spec(
 ) -> ArraySpec:
     """The output as given, or what the inputs have together."""
     if output is not None:
-        return _operand_spec(where, "output", output, kind)
+        return operand_spec(where, "output", output, kind)
     return broadcast_spec(where, specs)
 
 

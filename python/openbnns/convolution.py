@@ -114,49 +114,16 @@ class ConvolutionLayer(UnaryLayer):
         copy_parameters: bool = False,
     ) -> None:
         where = type(self).__name__
-        spec = self._input_spec = spec_of(where, "input", input)
-        if len(spec.shape) != 3:
-            raise LayerCreationError(
-                f"[{where}] input: expected samples (channels, height, width); got {spec.shape}"
-            )
-        if count(where, "groups", groups) < 1:
-            raise LayerCreationError(f"[{where}] groups: expected at least 1; got {groups!r}")
-        held = _weights_spec(where, weights, weights_spec, transposed)
-        channels, kernel = _roles(held, transposed, groups)
-        steps = pair(where, "stride", stride, 1)
-        dilations = pair(where, "dilation", dilation, 1)
-        surplus = pair(where, "output_padding", output_padding, 0)
-        if transposed and padding == "same":
-            raise LayerCreationError(
-                f"[{where}] padding: expected numbers for a transposed convolution; got 'same'"
-            )
-        if any(surplus) and (not transposed or output is not None):
-            raise LayerCreationError(
-                f"[{where}] output_padding: expected 0 unless the layer is transposed and output "
-                f"is left out; got {output_padding!r}"
-            )
-        sides = padding_of(where, padding, spec.shape[1:], kernel, steps, dilations)
-        if output is None:
-            axes = zip(spec.shape[1:], kernel, steps, dilations, sides, surplus, strict=True)
-            extents = [_extent(where, transposed, *axis) for axis in axes]
-            self._output_spec = ArraySpec((channels, *extents), output_type(spec))
-        else:
-            self._output_spec = spec_of(where, "output", output)
+        self._input_spec = spec_of(where, "input", input)
         self._weights, self._bias = weights, bias
+        description, self._output_spec = describe(
+            where, self._input_spec, None if output is None else spec_of(where, "output", output),
+            weights, bias, stride, padding, dilation, groups, activation, transposed,
+            output_padding, weights_spec,
+        )  # fmt: skip
         self._filter = _core.convolution_create(
             where,
-            spec._operand(),
-            self._output_spec._operand(),
-            held._operand(),
-            bias_spec(where, bias, channels, self._output_spec)._operand(),
-            weights,
-            bias,
-            Activation.of(activation, where)._native(where, self._output_spec.shape),
-            transposed,
-            steps,
-            dilations,
-            (*sides[0], *sides[1]),
-            groups,
+            description,
             -1 if winograd is None else int(winograd),
             count(where, "num_threads", num_threads),
             copy_parameters,
@@ -316,6 +283,65 @@ class TransposedConvolutionLayer(ConvolutionLayer):
             output_padding=output_padding, weights_spec=weights_spec, winograd=winograd,
             num_threads=num_threads, copy_parameters=copy_parameters,
         )  # fmt: skip
+
+
+def describe(
+    where: str,
+    spec: ArraySpec,
+    output: ArraySpec | None,
+    weights: Array,
+    bias: Array | None,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+    activation: ActivationLike,
+    transposed: bool,
+    output_padding: Pair = 0,
+    weights_spec: ArraySpec | None = None,
+) -> tuple[tuple[Any, ...], ArraySpec]:
+    """A convolution of samples like ``spec`` for the native side, see parse_convolution in
+    bindings/convolution.cpp, and the spec of its output. Fused layers use it too."""
+    if len(spec.shape) != 3:
+        raise LayerCreationError(
+            f"[{where}] input: expected samples (channels, height, width); got {spec.shape}"
+        )
+    if count(where, "groups", groups) < 1:
+        raise LayerCreationError(f"[{where}] groups: expected at least 1; got {groups!r}")
+    held = _weights_spec(where, weights, weights_spec, transposed)
+    channels, kernel = _roles(held, transposed, groups)
+    steps = pair(where, "stride", stride, 1)
+    dilations = pair(where, "dilation", dilation, 1)
+    surplus = pair(where, "output_padding", output_padding, 0)
+    if transposed and padding == "same":
+        raise LayerCreationError(
+            f"[{where}] padding: expected numbers for a transposed convolution; got 'same'"
+        )
+    if any(surplus) and (not transposed or output is not None):
+        raise LayerCreationError(
+            f"[{where}] output_padding: expected 0 unless the layer is transposed and output "
+            f"is left out; got {output_padding!r}"
+        )
+    sides = padding_of(where, padding, spec.shape[1:], kernel, steps, dilations)
+    if output is None:
+        axes = zip(spec.shape[1:], kernel, steps, dilations, sides, surplus, strict=True)
+        extents = [_extent(where, transposed, *axis) for axis in axes]
+        output = ArraySpec((channels, *extents), output_type(spec))
+    description = (
+        spec._operand(),
+        output._operand(),
+        held._operand(),
+        bias_spec(where, bias, channels, output)._operand(),
+        weights,
+        bias,
+        Activation.of(activation, where)._native(where, output.shape),
+        transposed,
+        steps,
+        dilations,
+        (*sides[0], *sides[1]),
+        groups,
+    )
+    return description, output
 
 
 def _weights_spec(

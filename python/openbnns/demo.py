@@ -117,7 +117,8 @@ class SmallNetwork:
                 normalization="batch",
                 beta=own["beta"],
                 gamma=own["gamma"],
-                **moving,
+                moving_mean=moving["moving_mean"],
+                moving_variance=moving["moving_variance"],
                 momentum=0.9,
                 activation="relu",
             )
@@ -183,9 +184,12 @@ class SmallNetwork:
                 room["out"],
                 room["grad_out"],
                 input_gradient=self.rooms[number - 1]["grad_pooled"] if number else None,
-                weights_gradient=gradients[f"weights{number}"],
-                beta_gradient=gradients[f"beta{number}"],
-                gamma_gradient=gradients[f"gamma{number}"],
+                parameter_gradients=(
+                    gradients[f"weights{number}"],
+                    None,
+                    gradients[f"beta{number}"],
+                    gradients[f"gamma{number}"],
+                ),
             )
         self.adam.step(list(gradients.values()))
         return float(loss)
@@ -196,7 +200,8 @@ class SmallNetwork:
         for conv, pool in self.stages:
             x = pool.apply(conv.apply(x, training=False))
         scores: Array = self.fc.apply(x.reshape(len(images), -1))
-        return scores.argmax(axis=1)
+        read: Array = scores.argmax(axis=1)
+        return read
 
 
 # ---- one training run ----
@@ -222,7 +227,7 @@ class Training:
     def advance(self) -> None:
         step = len(self.losses)
         images, labels = self.batch(step)
-        self.network.adam.learning_rate = self.rate(step)
+        self.network.adam.optimizer.learning_rate = self.rate(step)
         start = time.perf_counter()
         loss = self.network.step(images, labels)
         self.seconds += time.perf_counter() - start

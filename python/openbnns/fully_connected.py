@@ -130,36 +130,14 @@ class FullyConnectedLayer(ConvolutionLayer):
         where = type(self).__name__
         if _is_scipy_sparse(weights):
             weights = self.sparsify(weights)
-        held: SparseWeights | ArraySpec
-        if isinstance(weights, SparseWeights):
-            held, values, memory = weights, weights.data_type, weights._packed
-        else:
-            held = dense = _weights_spec(where, weights, weights_spec)
-            values, memory = "float32" if dense.table is not None else dense.data_type, weights
-        outputs, inputs = held.shape
-        spec = ArraySpec((inputs,), values) if input is None else spec_of(where, "input", input)
-        if len(spec.shape) != 1:
-            raise LayerCreationError(
-                f"[{where}] input: expected samples (inputs,); got {spec.shape}"
-            )
-        self._input_spec = spec
-        if output is None:
-            self._output_spec = ArraySpec((outputs,), output_type(spec))
-        else:
-            self._output_spec = spec_of(where, "output", output)
         self._weights, self._bias = weights, bias
+        self._input_spec = input_spec(where, input, weights, weights_spec)
+        description, self._output_spec = describe(
+            where, self._input_spec, None if output is None else spec_of(where, "output", output),
+            weights, bias, activation, weights_spec,
+        )  # fmt: skip
         self._filter = _core.fully_connected_create(
-            where,
-            spec._operand(),
-            self._output_spec._operand(),
-            held._operand(),
-            bias_spec(where, bias, outputs, self._output_spec)._operand(),
-            memory,
-            bias,
-            Activation.of(activation, where)._native(where, self._output_spec.shape),
-            not isinstance(weights, SparseWeights),
-            count(where, "num_threads", num_threads),
-            copy_parameters,
+            where, description, count(where, "num_threads", num_threads), copy_parameters
         )
 
     @staticmethod
@@ -242,6 +220,61 @@ class FullyConnectedLayer(ConvolutionLayer):
         memory[...] = np.frombuffer(packed, np.uint8)
         memory.flags.writeable = False
         return SparseWeights((rows, columns), data_type, nonzeros, memory)
+
+
+def input_spec(
+    where: str,
+    value: SpecLike | None,
+    weights: Array | SparseWeights,
+    weights_spec: ArraySpec | None = None,
+) -> ArraySpec:
+    """One sample as ``input=`` says it; None: as long as the rows of the weights, of their type."""
+    if value is None:
+        held = _held(where, weights, weights_spec)
+        indexed = isinstance(held, ArraySpec) and held.table is not None
+        return ArraySpec(held.shape[1:], "float32" if indexed else held.data_type)
+    spec = spec_of(where, "input", value)
+    if len(spec.shape) != 1:
+        raise LayerCreationError(f"[{where}] input: expected samples (inputs,); got {spec.shape}")
+    return spec
+
+
+def describe(
+    where: str,
+    spec: ArraySpec,
+    output: ArraySpec | None,
+    weights: Array | SparseWeights,
+    bias: Array | None,
+    activation: ActivationLike,
+    weights_spec: ArraySpec | None = None,
+) -> tuple[tuple[Any, ...], ArraySpec]:
+    """A fully connected layer on samples like ``spec`` for the native side, see
+    parse_fully_connected in bindings/fully_connected.cpp, and the spec of its output. Fused layers
+    use it too."""
+    held = _held(where, weights, weights_spec)
+    outputs = held.shape[0]
+    if output is None:
+        output = ArraySpec((outputs,), output_type(spec))
+    description = (
+        spec._operand(),
+        output._operand(),
+        held._operand(),
+        bias_spec(where, bias, outputs, output)._operand(),
+        weights._packed if isinstance(weights, SparseWeights) else weights,
+        bias,
+        Activation.of(activation, where)._native(where, output.shape),
+        not isinstance(weights, SparseWeights),
+    )
+    return description, output
+
+
+def _held(
+    where: str, weights: Array | SparseWeights, weights_spec: ArraySpec | None
+) -> SparseWeights | ArraySpec:
+    """What the weights are: sparse ones know it themselves."""
+    if isinstance(weights, SparseWeights):
+        return weights
+    return _weights_spec(where, weights, weights_spec)
 
 
 def _is_scipy_sparse(value: object) -> bool:

@@ -59,7 +59,7 @@ def save_checkpoint(
     """
     safetensors = _safetensors()
     target = Path(path)
-    packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    packed = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         content = safetensors.numpy.save(packed, dict(notes or {}))
     except Exception as error:  # the library has its own exception types

@@ -302,6 +302,21 @@ class NormalizationLayer(Layer):
             )
         )
 
+    def kept_bytes(self, batch: int) -> int:
+        """Bytes that a training call with a batch of this size keeps for its gradients.
+
+        The memory belongs to the layer; the next training call uses it again.
+
+        Args:
+            batch: number of samples.
+
+        Raises:
+            LayerApplyError: the layer is closed.
+
+        See also: ``obn_filter_kept_bytes``.
+        """
+        return _core.normalization_kept_bytes(self._filter, batch)
+
     def __repr__(self) -> str:
         return f"NormalizationLayer({self._normalization!r}, input={self._input_spec!r})"
 

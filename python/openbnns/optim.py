@@ -21,7 +21,7 @@ from .clip import ClipByGlobalNorm, ClipByNorm, ClipByValue, GradientClipping
 
 # BNNSOptimizerRegularizationFunction.
 _PENALTIES = {"none": 0, "l1": 1, "l2": 2}
-_ALIGNMENT = 16  # floats: accumulators begin on a cache line of their arena
+_LINE = 16  # floats of a cache line
 
 
 class Optimizer:
@@ -200,6 +200,11 @@ def _operands(where: str, parameters: Sequence[Array]) -> list[tuple[Any, ...]]:
     return operands
 
 
+def _place(array: npt.NDArray[Any]) -> tuple[tuple[int, ...], int]:
+    """Shape, and how many floats past a cache line the values begin."""
+    return array.shape, array.__array_interface__["data"][0] // 4 % _LINE
+
+
 class BoundOptimizer:
     """An optimizer with the parameters it moves, its accumulators and the number of its next step.
 
@@ -229,14 +234,16 @@ class BoundOptimizer:
         self._roles = optimizer._roles()
         operands = _operands(where, self.parameters)
         self._held = _core.optimizer_hold(where, "parameters", operands, list(self.parameters))
-        shapes = [np.shape(as_array(where, "parameters", p)) for p in self.parameters]
-        sizes = [-(-prod(shape) // _ALIGNMENT) * _ALIGNMENT for shape in shapes]
-        self._arena = np.zeros(len(self._roles) * sum(sizes) + _ALIGNMENT, np.float32)
-        start = -self._arena.__array_interface__["data"][0] % (4 * _ALIGNMENT) // 4
+        # Each accumulator lies to a cache line as its parameter does: a step walks them together.
+        places = [_place(as_array(where, "parameters", p)) for p in self.parameters]
+        sizes = [(prod(shape) // _LINE + 2) * _LINE for shape, _ in places]
+        self._arena = np.zeros(len(self._roles) * sum(sizes) + _LINE, np.float32)
+        start = -_place(self._arena)[1] % _LINE
         accumulators: list[npt.NDArray[Any]] = []
         for _ in self._roles:
-            for shape, size in zip(shapes, sizes, strict=True):
-                accumulators.append(self._arena[start : start + prod(shape)].reshape(shape))
+            for (shape, offset), size in zip(places, sizes, strict=True):
+                first = start + offset
+                accumulators.append(self._arena[first : first + prod(shape)].reshape(shape))
                 start += size
         self.accumulators = tuple(accumulators)
         self._held_accumulators = _core.optimizer_hold(

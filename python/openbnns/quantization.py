@@ -167,13 +167,17 @@ def describe(
     spec: ArraySpec,
     scale: Array | float | None,
     bias: Array | float | None,
-    axis: int | None,
+    axis: int | str | None,
+    has_batch: bool = False,
 ) -> tuple[Any, ...]:
     """A quantization (0) or dequantization (1) of samples like ``spec`` for the native side: see
-    parse_quantization in bindings/quantization.cpp. Fused layers use it too."""
+    parse_quantization in bindings/quantization.cpp. Fused layers use it too; they have a batch,
+    which is an axis ``"batch"`` of any length."""
+    rank = len(spec.shape)
     mask, length = 0, 1
-    if axis is not None:
-        rank = len(spec.shape)
+    if has_batch and axis == "batch":
+        mask, length = 1 << rank, _ANY_LENGTH
+    elif axis is not None:
         if not isinstance(axis, int) or not -rank <= axis < rank:
             raise LayerCreationError(
                 f"[{where}] axis: expected None or an axis of {spec.shape}; got {axis!r}"
@@ -183,6 +187,8 @@ def describe(
     bias_operand, bias = _factor(where, "bias", bias, length)
     return function, mask, scale_operand, bias_operand, scale, bias
 
+
+_ANY_LENGTH = -1
 
 # What stands for a scale or a bias that is not there, and for one that is a number.
 _ONE_FLOAT = ArraySpec((1,))._operand()
@@ -197,6 +203,11 @@ def _factor(
     if isinstance(value, (int, float)) and length == 1:
         return _ONE_FLOAT, np.array([value], np.float32)
     spec = argument_spec(where, argument, value)
-    if spec.shape != (length,) and (spec.shape != () or length != 1):
+    if length == _ANY_LENGTH:
+        if len(spec.shape) != 1:
+            raise ArrayError(
+                f"[{where}] {argument}: expected one value per sample; got {spec.shape}"
+            )
+    elif spec.shape != (length,) and (spec.shape != () or length != 1):
         raise ArrayError(f"[{where}] {argument}: expected ({length},); got {spec.shape}")
     return spec._operand(), value

@@ -236,7 +236,7 @@ int check_count(size_t inputs, size_t expected, Function function) {
 
 }  // namespace
 
-int Plan::check(const ForwardArguments& of, ForwardCall* call) const {
+int Plan::check_inputs(const ForwardArguments& of, ForwardCall* call) const {
   call->batch = samples(of.batch);
   if (check_count(of.inputs, inputs_, function_) != 0) return -1;
   if (call->batch == 0) return 0;
@@ -245,6 +245,12 @@ int Plan::check(const ForwardArguments& of, ForwardCall* call) const {
     if (read_operand_of(x_[k], x_role_[k], of.x[k], call->batch, of.x_stride ? of.x_stride[k] : 0, Access::read,
                         word_of_input(inputs_, k), &call->x[k]) != 0)
       return -1;
+  return 0;
+}
+
+int Plan::check(const ForwardArguments& of, ForwardCall* call) const {
+  if (check_inputs(of, call) != 0) return -1;
+  if (call->batch == 0) return 0;
   if (read_operand_of(y_, y_role_, of.y, call->batch, of.y_stride, Access::write, "output", &call->y) != 0) return -1;
   for (size_t k = 0; k < inputs_; ++k)
     if (check_places(call->y, "output", call->x[k], word_of_input(inputs_, k), call->batch) != 0) return -1;
@@ -262,6 +268,17 @@ bool works_without_inputs(Function f) {
 }  // namespace
 
 int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
+  if (!of.dy) return fail("grad_output: expected a descriptor; got NULL");
+  if (size_t step; samples(of.batch) > 0) {
+    if (read_gradient(*of.dy, y_, Access::read, samples(of.batch), of.dy_stride, "grad_output", &call->dy_view,
+                      &step) != 0)
+      return -1;
+    call->dy = {&call->dy_view, bytes(call->dy_view.data), y_role_ == BNNSSample ? step : 0};
+  }
+  return check_gradients(of, call);
+}
+
+int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const {
   call->batch = samples(of.batch);
   call->targets = 0;
   const size_t batch = call->batch;
@@ -269,7 +286,6 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
   if (!of.dx) return fail("input_gradients: expected an array of descriptors; got NULL");
   for (size_t k = 0; k < inputs_; ++k)
     if (!of.dx[k]) return fail("input_gradients: expected one for every input; number %zu is NULL", k);
-  if (!of.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (batch == 0) return 0;
 
   // y serves instead of a where there is no a, or no more (in place), or where it is as good.
@@ -296,14 +312,11 @@ int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
   if ((!is_identity || call->from_y) &&
       read_operand_of(y_, y_role_, of.y, batch, of.y_stride, Access::read, "output", &call->y) != 0)
     return -1;
-  size_t step;
-  if (read_gradient(*of.dy, y_, Access::read, batch, of.dy_stride, "grad_output", &call->dy_view, &step) != 0)
-    return -1;
-  call->dy = {&call->dy_view, bytes(call->dy_view.data), y_role_ == BNNSSample ? step : 0};
 
   // Gradients of one address are one target.
   for (size_t k = 0; k < inputs_; ++k) {
     if (!(wanted >> k & 1)) continue;
+    size_t step;
     View& view = call->dx_view[call->targets];
     if (read_gradient(*of.dx[k], x_[k], Access::write, x_role_[k] == BNNSSample ? batch : 1,
                       of.dx_stride ? of.dx_stride[k] : 0, "input_gradient", &view, &step) != 0)

@@ -100,20 +100,20 @@ struct BackwardArguments {
 
 // The same, checked.
 struct ForwardCall {
-  size_t batch;  // 0: nothing to do
-  Operand x[kInputs], y;
+  size_t batch = 0;  // 0: nothing to do
+  Operand x[kInputs] = {}, y = {};
 };
 struct BackwardCall {
   BackwardCall() = default;
   BackwardCall(const BackwardCall&) = delete;  // it points into itself
 
-  size_t batch;
-  bool from_y;             // the gradient is made of y alone
-  Operand x[kInputs];      // data NULL where it is not read
-  Operand y, dy;           // y: data NULL where it is not read
-  size_t targets;          // distinct gradients
-  Operand dx[kInputs];     // of target t
-  unsigned sources[kInputs];  // inputs whose gradients target t receives: bit k
+  size_t batch = 0;
+  bool from_y = false;     // the gradient is made of y alone
+  Operand x[kInputs] = {}; // data NULL where it is not read
+  Operand y = {}, dy = {}; // y: data NULL where it is not read
+  size_t targets = 0;      // distinct gradients
+  Operand dx[kInputs] = {};        // of target t
+  unsigned sources[kInputs] = {};  // inputs whose gradients target t receives: bit k
   View dy_view, dx_view[kInputs];
 };
 
@@ -124,13 +124,22 @@ class Plan {
 
   // check fills *call or fails; run cannot fail. scratch() must be there and is overwritten; work has work_bytes().
   int check(const ForwardArguments& arguments, ForwardCall* call) const;
+  // The same for a layer that begins with this one and puts its own memory into call->y afterwards.
+  int check_inputs(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
+  // Likewise, with call->dy.
+  int check_gradients(const BackwardArguments& arguments, BackwardCall* call) const;
   void run(const BackwardCall& call, std::byte* work) const;
   size_t work_bytes() const;  // of the backward call; 0 where no gradient is a sum
 
   const View& input(size_t k) const { return x_[k]; }
   const View& output() const { return y_; }
+  Function function() const { return function_; }
+  size_t inputs() const { return inputs_; }
+  bool has_activation() const { return !activation_.is_identity(); }
+  BNNSDescriptorType input_role(size_t k) const { return x_role_[k]; }
+  BNNSDescriptorType output_role() const { return y_role_; }
 
  private:
   int read_operand(const BNNSNDArrayDescriptor& descriptor, BNNSDescriptorType role, Access access,

@@ -26,6 +26,7 @@ int Filter::set_winograd(int) {
 }
 
 size_t Filter::work_bytes(size_t) const { return 0; }
+size_t Filter::kept_bytes(size_t) const { return 0; }
 
 // ---- handles ----
 
@@ -195,6 +196,11 @@ int obn_filter_set_winograd(BNNSFilter filter, int on) {
 size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->work_bytes(batch_size) : SIZE_MAX;
+}
+
+size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->kept_bytes(batch_size) : SIZE_MAX;
 }
 
 void BNNSFilterDestroy(BNNSFilter filter) {

@@ -34,7 +34,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyTwoInput",
     "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
@@ -45,10 +44,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
     "BNNSFilterCreateLayerTensorContraction",
-    "BNNSFusedFilterApplyBackwardBatch",
-    "BNNSFusedFilterApplyBackwardMultiInputBatch",
-    "BNNSFusedFilterApplyBatch",
-    "BNNSFusedFilterApplyMultiInputBatch",
     "BNNSGather",
     "BNNSGatherND",
     "BNNSGraphCompileFromFile",
@@ -125,6 +120,7 @@ constexpr std::string_view built[] = {
     "BNNSFilterApplyBatch",
     "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
+    "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerActivation",
     "BNNSFilterCreateLayerArithmetic",
     "BNNSFilterCreateLayerConvolution",
@@ -136,6 +132,10 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
     "BNNSFilterDestroy",
+    "BNNSFusedFilterApplyBackwardBatch",
+    "BNNSFusedFilterApplyBackwardMultiInputBatch",
+    "BNNSFusedFilterApplyBatch",
+    "BNNSFusedFilterApplyMultiInputBatch",
     "BNNSGetPointer",
     "BNNSLossFilterApplyBackwardBatch",
     "BNNSLossFilterApplyBatch",
@@ -191,32 +191,6 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t
                                          const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
                                          BNNSNDArrayDescriptor*) {
   return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// fused
-
-BNNSFilter BNNSFilterCreateFusedLayer(size_t, const BNNSFilterType*, const void**, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateFusedLayer");
-  return nullptr;
-}
-
-int BNNSFusedFilterApplyBatch(BNNSFilter, size_t, const void*, size_t, void*, size_t, bool) {
-  return not_implemented("BNNSFusedFilterApplyBatch");
-}
-
-int BNNSFusedFilterApplyMultiInputBatch(BNNSFilter, size_t, size_t, const void**, const size_t*, void*, size_t, bool) {
-  return not_implemented("BNNSFusedFilterApplyMultiInputBatch");
-}
-
-int BNNSFusedFilterApplyBackwardBatch(BNNSFilter, size_t, const void*, size_t, BNNSNDArrayDescriptor*, size_t,
-                                      const void*, size_t, BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor**) {
-  return not_implemented("BNNSFusedFilterApplyBackwardBatch");
-}
-
-int BNNSFusedFilterApplyBackwardMultiInputBatch(BNNSFilter, size_t, size_t, const void**, const size_t*,
-                                                BNNSNDArrayDescriptor**, const size_t*, const void*, size_t,
-                                                BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor**) {
-  return not_implemented("BNNSFusedFilterApplyBackwardMultiInputBatch");
 }
 
 // matrix product, contraction, Gram

@@ -98,7 +98,7 @@ bool bytes_for(size_t values, BNNSDataType type, size_t* bytes) {
 
 // [first, last) of a batch in bytes from data.
 size_t batch_bytes(const View& view, size_t stride, size_t batch) {
-  return ((batch - 1) * stride + view.span) * bits_of(view.type) / 8;
+  return (((batch - 1) * stride + view.span) * bits_of(view.type) + 7) / 8;
 }
 
 }  // namespace
@@ -230,6 +230,16 @@ int check_disjoint(const View& a, const void* a_data, size_t a_stride, const cha
                    const void* b_data, size_t b_stride, const char* b_argument, size_t batch) {
   if (disjoint(a, a_data, a_stride, b, b_data, b_stride, batch)) return 0;
   return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
+}
+
+int check_apart(const Place& a, const Place& b) {
+  if (!a.data || !b.data) return 0;
+  if (a.batch == b.batch)
+    return check_disjoint(*a.view, a.data, a.step, a.word, *b.view, b.data, b.step, b.word, a.batch);
+  const auto begin = [](const Place& p) { return reinterpret_cast<uintptr_t>(p.data); };
+  const auto end = [&](const Place& p) { return begin(p) + batch_bytes(*p.view, p.step, p.batch); };
+  if (end(a) <= begin(b) || end(b) <= begin(a)) return 0;
+  return fail("%s: expected memory apart from %s; the two overlap", a.word, b.word);
 }
 
 const char* shape_text(const View& view, ShapeText* text) {

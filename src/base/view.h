@@ -64,6 +64,16 @@ bool disjoint(const View& a, const void* a_data, size_t a_stride, const View& b,
 int check_disjoint(const View& a, const void* a_data, size_t a_stride, const char* a_argument, const View& b,
                    const void* b_data, size_t b_stride, const char* b_argument, size_t batch);
 
+// An array of a call, for the question whether two share memory. Those of one batch are compared sample by sample.
+struct Place {
+  const char* word;
+  const View* view;
+  const void* data;  // NULL: none
+  size_t step;
+  size_t batch;      // 1 for parameters
+};
+int check_apart(const Place& a, const Place& b);
+
 // "(64, 112, 112)": slowest first, as NumPy prints it. The text lives in `buffer`.
 struct ShapeText {
   char buffer[96];

@@ -132,28 +132,6 @@ int check_per_channel(const View& view, size_t channels, const char* argument, s
   return fail("%s: expected %zu values, one per output channel; got %s", argument, channels, shape_text(view, &got));
 }
 
-// An array of a call, for the question whether two share memory.
-struct Place {
-  const char* word;
-  const View* view;
-  const void* data;
-  size_t step;
-  size_t batch;  // 1 for parameters
-};
-
-int check_apart(const Place& a, const Place& b) {
-  if (!a.data || !b.data) return 0;
-  if (a.batch == b.batch)
-    return check_disjoint(*a.view, a.data, a.step, a.word, *b.view, b.data, b.step, b.word, a.batch);
-  const auto end = [](const Place& p) {
-    const size_t values = (p.batch - 1) * p.step + p.view->span;
-    return reinterpret_cast<uintptr_t>(p.data) + (values * bits_of(p.view->type) + 7) / 8;
-  };
-  const auto begin = [](const Place& p) { return reinterpret_cast<uintptr_t>(p.data); };
-  if (end(a) <= begin(b) || end(b) <= begin(a)) return 0;
-  return fail("%s: expected memory apart from %s; the two overlap", a.word, b.word);
-}
-
 }  // namespace
 
 Choice choose(const Problem& problem, bool winograd) {
@@ -308,14 +286,6 @@ struct Convolution::Parts {
   }
 };
 
-// One call: what runs, on which samples, with which memory.
-struct Convolution::Run {
-  Choice choice;
-  Problem problem;
-  size_t threads;
-  std::byte* work;
-};
-
 bool Convolution::uses_winograd() const {
   const int setting = winograd_.load(std::memory_order_relaxed);
   return setting < 0 ? library_uses_winograd() : setting != 0;
@@ -333,7 +303,7 @@ Problem Convolution::problem_of(size_t batch) const {
   return problem;
 }
 
-Convolution::Run Convolution::make_run(size_t batch) const {
+Run Convolution::make_run(size_t batch) const {
   size_t products;
   const bool is_small = !__builtin_mul_overflow(products_, batch, &products) && products < kSmallCall;
   return {choice(), problem_, is_small ? 1 : threads_for(options().threads), nullptr};
@@ -415,60 +385,77 @@ Convolution::ForwardWork Convolution::lay_out_forward(Parts* parts, const Run& r
   return work;
 }
 
+int Convolution::check_input(size_t batch, const void* x, size_t requested, Images* images) const {
+  *images = {&input_, static_cast<std::byte*>(const_cast<void*>(x)), 0};
+  if (read_batch(input_, x, batch, requested, Access::read, "input", &images->step) != 0) return -1;
+  return check_size(batch);
+}
+
+int Convolution::check_own_apart(const Place& written) const {
+  if (!options().use_client_ptr) return 0;
+  if (check_apart(written, {"weights", &weights_.memory, weights_.memory.data, 0, 1}) != 0) return -1;
+  return has_bias_ ? check_apart(written, {"bias", &bias_, bias_.data, 0, 1}) : 0;
+}
+
+size_t Convolution::forward_bytes(const Run& run, size_t batch, const Images& x, const Images& y) const {
+  Parts count{nullptr};
+  lay_out_forward(&count, run, batch, x, y);
+  return count.used;
+}
+
 int Convolution::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
   if (batch == 0) return 0;
-  if (read_batch(input_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
-      read_batch(output_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 || check_size(batch) != 0)
+  Images from, to = {&output_, static_cast<std::byte*>(y), 0};
+  if (check_input(batch, x, x_stride, &from) != 0 ||
+      read_batch(output_, y, batch, y_stride, Access::write, "output", &to.step) != 0)
     return -1;
-  const Place out = {"output", &output_, y, y_stride, batch};
-  if (check_apart(out, {"input", &input_, x, x_stride, batch}) != 0) return -1;
-  if (options().use_client_ptr &&
-      (check_apart(out, {"weights", &weights_.memory, weights_.memory.data, 0, 1}) != 0 ||
-       (has_bias_ && check_apart(out, {"bias", &bias_, bias_.data, 0, 1}) != 0)))
-    return -1;
+  const Place out = {"output", &output_, y, to.step, batch};
+  if (check_apart(out, {"input", &input_, x, from.step, batch}) != 0 || check_own_apart(out) != 0) return -1;
+  const Run run = make_run(batch);
+  const size_t bytes = forward_bytes(run, batch, from, to);
+  std::byte* block = bytes ? workspace(bytes) : nullptr;
+  if ((bytes && !block) || !scratch()) return -1;
+  run_forward(run, batch, from, to, block);
+  return 0;
+}
 
-  const Images from = {&input_, static_cast<std::byte*>(const_cast<void*>(x)), x_stride};
-  const Images to = {&output_, static_cast<std::byte*>(y), y_stride};
-  Run run = make_run(batch);
-  Parts count{nullptr};
-  lay_out_forward(&count, run, batch, from, to);
-  Parts parts{count.used ? workspace(count.used) : nullptr};
-  if ((count.used && !parts.block) || !scratch()) return -1;
-  const ForwardWork work = lay_out_forward(&parts, run, batch, from, to);
+void Convolution::run_forward(Run run, size_t batch, const Images& x, const Images& y, std::byte* block) const {
+  Parts parts{block};
+  const ForwardWork work = lay_out_forward(&parts, run, batch, x, y);
   if (work.w) expand_weights(weights_, order_, is_integer_, run.threads, work.w);
   if (work.bias) load_channels(bias_, bias_stride_, output_.extent[2], work.bias);
   const float* w = w_ ? w_ : work.w;
   const float* bias = b_ ? b_ : work.bias;
   run.work = work.algorithm;
   if (is_integer_) {
-    integer_forward(problem_of(batch), {from, to, w, weights_.memory.scale, weights_.memory.bias, bias, element_wise()},
+    integer_forward(problem_of(batch), {x, y, w, weights_.memory.scale, weights_.memory.bias, bias, element_wise()},
                     run.threads);
-    return 0;
+    return;
   }
   for (size_t first = 0; first < batch; first += work.chunk) {
     const size_t samples = std::min(work.chunk, batch - first);
     run.problem.batch = samples;
-    if (work.x) load_images(from, first, samples, run.threads, work.x);
-    const Planes in = work.x ? dense_planes(input_, work.x) : from.planes(first);
-    const Planes result = work.y ? dense_planes(output_, work.y) : to.planes(first);
+    if (work.x) load_images(x, first, samples, run.threads, work.x);
+    const Planes in = work.x ? dense_planes(input_, work.x) : x.planes(first);
+    const Planes result = work.y ? dense_planes(output_, work.y) : y.planes(first);
     to_output(run, in, w, result, bias);
     if (needs_rows_) activate_rows(activation_, output_, result, samples, run.threads);
-    if (work.y) store_images(work.y, to, first, samples, false, run.threads);
+    if (work.y) store_images(work.y, y, first, samples, false, run.threads);
   }
-  return 0;
+}
+
+bool Convolution::runs_alone(const Run& run, const Images& x) const {
+  return !is_integer_ && !needs_rows_ && x.is_direct() && w_ && (b_ || !has_bias_) &&
+         bytes_to_output(run.choice, 1) == 0;
+}
+
+void Convolution::run_alone(Run run, const Images& x, size_t sample, float* y) const {
+  run.problem.batch = 1;
+  run.threads = 1;
+  to_output(run, x.planes(sample), w_, dense_planes(output_, y), b_);
 }
 
 // ---- backward ----
-
-// The arguments of a backward call, checked. Gradients that are not wanted have data NULL.
-struct Convolution::Gradients {
-  size_t batch;
-  Images x, y, dy, dx;  // their views are those below, or the layer's
-  View dy_view, dx_view;
-  WeightArray dw;
-  View db;
-  size_t db_stride;
-};
 
 struct Convolution::BackwardWork {
   size_t chunk;
@@ -528,31 +515,30 @@ int Convolution::check_places(const Gradients& g) const {
   return 0;
 }
 
-int Convolution::check_backward(const Backward& a, Gradients* g) const {
+int Convolution::check_output_gradient(const Backward& a, Gradients* g) const {
+  if (read_gradient(*a.dy, output_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy.step) != 0)
+    return -1;
+  g->dy.view = &g->dy_view;
+  g->dy.data = static_cast<std::byte*>(g->dy_view.data);
+  if (activation_.is_identity()) return 0;
+  if (activation_.check_backward() != 0) return -1;
+  if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+  if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &g->y.step) != 0) return -1;
+  g->y.view = &output_;
+  g->y.data = static_cast<std::byte*>(const_cast<void*>(a.y));
+  return 0;
+}
+
+int Convolution::check_gradients(const Backward& a, Gradients* g) const {
   if (!is_float(input_.type) || !is_float(output_.type) || !is_float(weights_.memory.type))
     return fail("input: expected floating-point input, weights and output for a gradient; got %s, %s and %s",
                 name_of(input_.type), name_of(weights_.memory.type), name_of(output_.type));
   if (check_size(a.batch) != 0) return -1;
   g->batch = a.batch;
-  if (read_gradient(*a.dy, output_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy.step) != 0)
-    return -1;
-  g->dy.view = &g->dy_view;
-  g->dy.data = static_cast<std::byte*>(g->dy_view.data);
-  g->y = {&output_, nullptr, 0};
-  if (!activation_.is_identity()) {
-    if (activation_.check_backward() != 0) return -1;
-    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
-    if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &g->y.step) != 0) return -1;
-    g->y.data = static_cast<std::byte*>(const_cast<void*>(a.y));
-  }
   g->x = {&input_, nullptr, 0};
-  g->dw.memory.data = nullptr;
   if (a.dw) {
     if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
-    if (read_batch(input_, a.x, a.batch, a.x_stride, Access::read, "input", &g->x.step) != 0 ||
-        check_weight_gradient(*a.dw, g) != 0)
-      return -1;
-    g->x.data = static_cast<std::byte*>(const_cast<void*>(a.x));
+    if (check_input(a.batch, a.x, a.x_stride, &g->x) != 0 || check_weight_gradient(*a.dw, g) != 0) return -1;
   }
   g->dx = {&g->dx_view, nullptr, 0};
   if (a.dx) {
@@ -561,7 +547,6 @@ int Convolution::check_backward(const Backward& a, Gradients* g) const {
       return -1;
     g->dx.data = static_cast<std::byte*>(g->dx_view.data);
   }
-  g->db.data = nullptr;
   if (a.db && check_bias_gradient(*a.db, g) != 0) return -1;
   return check_places(*g);
 }
@@ -601,23 +586,33 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   return work;
 }
 
+size_t Convolution::backward_bytes(const Run& run, const Gradients& g) const {
+  Parts count{nullptr};
+  lay_out_backward(&count, run, g);
+  return count.used;
+}
+
 int Convolution::apply_backward(const Backward& a) {
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
   Gradients g;
-  if (check_backward(a, &g) != 0) return -1;
-  Run run = make_run(a.batch);
-  Parts count{nullptr};
-  lay_out_backward(&count, run, g);
-  Parts parts{count.used ? workspace(count.used) : nullptr};
-  if ((count.used && !parts.block) || !scratch()) return -1;
+  if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0) return -1;
+  const Run run = make_run(a.batch);
+  const size_t bytes = backward_bytes(run, g);
+  std::byte* block = bytes ? workspace(bytes) : nullptr;
+  if ((bytes && !block) || !scratch()) return -1;
   if (!activation_.is_identity() && activation_.depends_on_values() &&
       !accepts_output(activation_, g.y, a.batch, run.threads))
     return fail("output: expected values from which the activation's gradient is known; got ambiguous ones");
+  run_backward(run, g, block);
+  return 0;
+}
+
+void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) const {
+  Parts parts{block};
   const BackwardWork work = lay_out_backward(&parts, run, g);
   if (work.w) expand_weights(weights_, order_, false, run.threads, work.w);
   backward_floats(&run, work, g);
-  return 0;
 }
 
 void Convolution::backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const {
@@ -647,6 +642,66 @@ void Convolution::backward_floats(Run* run, const BackwardWork& work, const Grad
   if (work.sums) put_bias_gradient(g, work.sums);
 }
 
+// ---- backward in parts ----
+
+// The sum of the weight gradient decides how samples are cut; that of the bias has to agree.
+size_t Convolution::parts(const Run& run, const Gradients& g) const {
+  const WeightGradientAlgorithm& algorithm = *run.choice.weight_gradient;
+  if (transposed_ || !activation_.is_identity() || !algorithm.parts || !g.dw.memory.data || !g.x.is_direct() ||
+      !is_canonical(g.dw, order_))
+    return 0;
+  if (g.dx.data && (!g.dx.is_direct() || !w_ || bytes_to_input(run.choice, 1) != 0)) return 0;
+  const size_t parts = algorithm.parts(problem_of(g.batch));
+  return g.db.data && parts != std::min(g.batch, kSumGroups) ? 0 : parts;
+}
+
+struct Convolution::PartsWork {
+  double* partial;  // (parts, output channels), or NULL
+  std::byte* algorithm;
+};
+
+Convolution::PartsWork Convolution::lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const {
+  PartsWork work = {};
+  if (g.db.data) work.partial = parts->take<double>(kSumGroups * output_.extent[2]);
+  work.algorithm = parts->take<std::byte>(bytes_to_weights(run.choice, g.batch));
+  return work;
+}
+
+size_t Convolution::parts_bytes(const Run& run, const Gradients& g) const {
+  Parts count{nullptr};
+  lay_out_parts(&count, run, g);
+  return count.used;
+}
+
+void Convolution::run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_parts(&places, run, g);
+  const Problem whole = problem_of(g.batch);
+  const size_t all = run.choice.weight_gradient->parts(whole);
+  const size_t first = g.batch * part / all, count = g.batch * (part + 1) / all - first;
+  const Planes planes = dense_planes(output_, dz);
+  if (work.partial)
+    sum_output_gradient({&output_, reinterpret_cast<std::byte*>(dz), output_.count}, count,
+                        work.partial + part * output_.extent[2]);
+  run.choice.weight_gradient->run_part(whole, {g.x.planes(first), planes, nullptr, false}, part, work.algorithm);
+  if (!g.dx.data) return;
+  run.problem.batch = count;
+  run.threads = 1;
+  to_input(run, planes, w_, g.dx.planes(first), g.dx_view.accumulate);
+}
+
+void Convolution::finish_parts(const Run& run, const Gradients& g, std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_parts(&places, run, g);
+  const WeightGradient sum = {g.x.planes(0), {}, static_cast<float*>(g.dw.memory.data), g.dw.memory.accumulate};
+  run.choice.weight_gradient->finish(problem_of(g.batch), sum, work.algorithm);
+  if (!work.partial) return;
+  const size_t channels = output_.extent[2], all = std::min(g.batch, kSumGroups);
+  double* sums = work.partial;  // those of the first part
+  for (size_t i = channels; i < all * channels; ++i) sums[i % channels] += sums[i];
+  put_bias_gradient(g, sums);
+}
+
 void Convolution::put_bias_gradient(const Gradients& g, const double* sums) const {
   const Kernels& kernels = targets.best();
   auto* data = static_cast<std::byte*>(g.db.data);
@@ -668,7 +723,11 @@ size_t Convolution::work_bytes(size_t batch) const {
   Parts forward{nullptr}, backward{nullptr};
   lay_out_forward(&forward, run, batch, x, y);
   if (is_float(input_.type) && is_float(output_.type) && is_float(weights_.memory.type)) {
-    Gradients g = {batch, x, y, y, x, output_, input_, weights_, output_, 1};
+    Gradients g;
+    g.batch = batch;
+    g.x = g.dx = x;
+    g.y = g.dy = y;
+    g.dw = weights_;
     g.db.data = &some;
     lay_out_backward(&backward, run, g);
   }

@@ -92,6 +92,11 @@ struct WeightGradientAlgorithm {
   bool (*fits)(const Problem&);
   size_t (*work_bytes)(const Problem&);
   void (*run)(const Problem&, const WeightGradient&, size_t threads, std::byte* work);
+  // The same in parts, to the bit, where the algorithm has some (NULL otherwise): part k is samples batch·k/parts …
+  // batch·(k+1)/parts - 1, with which x and dz begin; it is done alone by the calling thread. finish is last.
+  size_t (*parts)(const Problem&) = nullptr;
+  void (*run_part)(const Problem&, const WeightGradient&, size_t part, std::byte* work) = nullptr;
+  void (*finish)(const Problem&, const WeightGradient&, std::byte* work) = nullptr;
 };
 
 // winograd.cpp: 3x3, stride 1, no dilation, one group. A value may reach the 6x6 tile around it (at most 5 columns and

@@ -98,6 +98,8 @@ struct OutputGradient {
   double* sums;                         // (O), added to
 };
 void make_output_gradient(const OutputGradient& g, size_t first, size_t samples, size_t threads);
+// sums (O): of float32 dz over some samples, as make_output_gradient sums one of its kSumGroups groups.
+void sum_output_gradient(const Images& dz, size_t samples, double* sums);
 
 // True when the activation can be differentiated at every value of y.
 bool accepts_output(const activation::Fused& activation, const Images& y, size_t batch, size_t threads);
@@ -128,6 +130,27 @@ struct Choice {
 };
 Choice choose(const Problem& problem, bool winograd);
 
+// One call: what runs, on which samples, with which memory.
+struct Run {
+  Choice choice;
+  Problem problem;
+  size_t threads;
+  std::byte* work;
+};
+
+// The arguments of a backward call, checked. Gradients that are not wanted have data NULL.
+struct Gradients {
+  Gradients() = default;
+  Gradients(const Gradients&) = delete;  // it points into itself
+
+  size_t batch = 0;
+  Images x = {}, y = {}, dy = {}, dx = {};  // their views are those below, or the layer's
+  View dy_view, dx_view;
+  WeightArray dw = {};
+  View db;
+  size_t db_stride = 0;
+};
+
 class Convolution final : public Filter {
  public:
   Convolution(const Options& options, bool transposed);
@@ -142,12 +165,36 @@ class Convolution final : public Filter {
   const Problem& problem() const { return problem_; }
   const Choice& choice() const { return choices_[uses_winograd()]; }
 
+  // The same calls in steps, for layers that begin with this one: output and output gradient are theirs. Checks come
+  // first and fail with a sentence; scratch() must be there; work has as many bytes as the step before it said.
+  const View& input() const { return input_; }
+  const View& output() const { return output_; }
+  bool has_activation() const { return !activation_.is_identity(); }
+  int check_input(size_t batch, const void* x, size_t requested, Images* images) const;
+  int check_own_apart(const Place& written) const;  // from weights and bias that stay the caller's
+  Run make_run(size_t batch) const;
+  size_t forward_bytes(const Run& run, size_t batch, const Images& x, const Images& y) const;
+  void run_forward(Run run, size_t batch, const Images& x, const Images& y, std::byte* block) const;
+  int check_gradients(const Backward& arguments, Gradients* g) const;  // all but dy and y
+  size_t backward_bytes(const Run& run, const Gradients& g) const;
+  void run_backward(Run run, const Gradients& g, std::byte* block) const;
+
+  // One sample alone on the calling thread, where that takes no work: y is float32 without gaps.
+  bool runs_alone(const Run& run, const Images& x) const;
+  void run_alone(Run run, const Images& x, size_t sample, float* y) const;
+
+  // All gradients in parts, to the bit, each some samples alone on its thread while dz (float32 without gaps, of this
+  // part) is near. 0 parts: not in this way. Part k is samples batch·k/parts … batch·(k+1)/parts - 1.
+  size_t parts(const Run& run, const Gradients& g) const;
+  size_t parts_bytes(const Run& run, const Gradients& g) const;
+  void run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* work) const;
+  void finish_parts(const Run& run, const Gradients& g, std::byte* work) const;
+
  private:
   struct Parts;          // convolution.cpp
-  struct Run;
   struct ForwardWork;
-  struct Gradients;
   struct BackwardWork;
+  struct PartsWork;
 
   int check_types() const;
   int prepare_weights(const BNNSNDArrayDescriptor& descriptor, size_t groups);
@@ -156,18 +203,18 @@ class Convolution final : public Filter {
   int copy_parameters();
 
   bool uses_winograd() const;
-  Run make_run(size_t batch) const;
   Problem problem_of(size_t batch) const;
   size_t chunk_of(size_t batch, size_t floats_per_sample) const;
   int check_size(size_t batch) const;
 
   ForwardWork lay_out_forward(Parts* parts, const Run& run, size_t batch, const Images& x, const Images& y) const;
 
-  int check_backward(const Backward& arguments, Gradients* g) const;
+  int check_output_gradient(const Backward& arguments, Gradients* g) const;
   int check_weight_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_places(const Gradients& g) const;
   BackwardWork lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const;
+  PartsWork lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const;
   void backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const;
   void put_bias_gradient(const Gradients& g, const double* sums) const;
 

@@ -219,6 +219,15 @@ void make_output_gradient(const OutputGradient& g, size_t first, size_t samples,
   for (size_t piece = 0; piece < groups * channels; ++piece) g.sums[piece % channels] += g.partial[piece];
 }
 
+void sum_output_gradient(const Images& dz, size_t samples, double* sums) {
+  const OutputGradient g = {dz, {}, nullptr, false, nullptr, sums, sums};
+  for (size_t c = 0; c < dz.view->extent[2]; ++c) {
+    double sum = 0.0;
+    for (size_t n = 0; n < samples; ++n) sum += make_plane(g, targets.best(), n, c, nullptr);
+    sums[c] = sum;
+  }
+}
+
 bool accepts_output(const activation::Fused& activation, const Images& y, size_t batch, size_t threads) {
   const Kernels& kernels = targets.best();
   const View& v = *y.view;

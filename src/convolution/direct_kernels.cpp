@@ -839,7 +839,7 @@ struct PixelSum {
   float* c;
   size_t rows, columns;  // of pixels
   bool accumulate;       // else c = …
-  Ahead* ahead;          // fetched meanwhile
+  Ahead* ahead;          // two of them, fetched meanwhile one after the other
 };
 
 template <size_t kRows>
@@ -854,7 +854,7 @@ template <size_t kRows>
     const float* a = t.a + r * t.a_pitch;
     const float* next = a;
     size_t q = 0, next_step = kLine;
-    for (size_t end = take_lines(t.ahead, columns, &next);; end = columns) {
+    for (size_t end = take_lines(t.ahead + (t.ahead->planes == 0), columns, &next);; end = columns) {
       for (; q < end; ++q, ++a, b += kTileColumns, next += next_step) {
         __builtin_prefetch(next, 0, 2);
         const F b0 = load(b), b1 = load(b + kLanes);
@@ -909,6 +909,21 @@ OBN_INLINE const float* gradient_at(const WeightSum& call, size_t block, size_t 
          (group * call.out_channels + panel * kTileColumns) * call.dz.plane + row * call.dz.row + column;
 }
 
+// The rows of x that the frame of a block is copied from, of `channels` channels from c0 on.
+OBN_INLINE Ahead ahead_of_input(const WeightSum& call, size_t block, size_t group, size_t c0, size_t channels) {
+  const Block& b = call.block;
+  const size_t blocks = b.row_blocks * b.column_blocks;
+  const size_t row = block % blocks / b.column_blocks * b.rows, column = block % b.column_blocks * b.columns;
+  const float* x = call.x.data + block / blocks * call.x.sample + (group * call.in_channels + c0) * call.x.plane;
+  if (call.is_flat) {
+    const size_t width = static_cast<size_t>(call.x_taps.in);
+    return ahead_of(x + column, call.x.plane, smaller(b.columns, width - column), channels);
+  }
+  const size_t step = static_cast<size_t>(call.y_taps.step), height = static_cast<size_t>(call.y_taps.in);
+  const size_t first = smaller(row * step, height), last = smaller((row + b.rows) * step, height);
+  return ahead_of(x + first * call.x.row, call.x.plane, (last - first) * call.x.row, first < last ? channels : 0);
+}
+
 void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
   const Block& b = call.block;
   const size_t channel_blocks = (call.in_channels + b.channels - 1) / b.channels;
@@ -941,16 +956,18 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       copy_frame(call.x_taps, call.y_taps, b, x, call.x.plane, call.x.row, channels, row, column, frame);
       x = frame;
     }
+    Ahead ahead[2] = {};  // gradients of the next panel, and the next block's x
+    if (block + 1 < last_block) ahead[1] = ahead_of_input(call, block + 1, group, c0, channels);
     for (size_t panel = first_panel; panel < first_panel + panels; ++panel) {
       const size_t outputs = call.out_channels - panel * kTileColumns;
       transpose_pixels(gradient_at(call, block, group, panel), call.dz.plane, call.dz.row, outputs, rows, columns,
                        pixels);
       const bool is_last = panel + 1 == first_panel + panels;
       const size_t next_block = is_last ? block + 1 : block, next_panel = is_last ? first_panel : panel + 1;
-      Ahead ahead;
+      ahead[0] = {};
       if (next_block < last_block) {
         const size_t planes = smaller(kTileColumns, call.out_channels - next_panel * kTileColumns);
-        ahead = ahead_of(gradient_at(call, next_block, group, next_panel), call.dz.plane,
+        ahead[0] = ahead_of(gradient_at(call, next_block, group, next_panel), call.dz.plane,
                          rows > 1 ? rows * call.dz.row : columns, planes);
       }
       float* sums = sums_at(call, part, group, panel) + c0 * call.used * kTileColumns;
@@ -958,7 +975,7 @@ void sum_weights(const WeightSum& call, size_t piece, float* scratch) {
       for (size_t tile = 0; tile < tiles; ++tile) {
         const Panel p = panel_of(k, tile);
         sums_of_pixels[p.rows]({x, call.offsets + p.first, b.pitch, pixels, sums + p.first * kTileColumns, rows,
-                                columns, !is_first, &ahead});
+                                columns, !is_first, ahead});
       }
     }
   }

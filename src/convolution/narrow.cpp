@@ -148,18 +148,33 @@ void input_gradient(const Kernels& kernels, const Problem& s, const InputGradien
            [&](size_t first, size_t count) { kernels.input_gradient(plan, call, first, count, scratch()); });
 }
 
-void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
-                     std::byte* work) {
+size_t parts(const Problem& s) { return segments_of(s); }
+
+void weight_gradient_part(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t part,
+                          std::byte* work) {
   Plan plan;
   plan_forward(s, &plan);
   plan.segments = segments_of(s);
-  const size_t segments = plan.segments, all = s.out_channels * plan.taps;
+  const size_t from = s.batch * part / plan.segments, to = s.batch * (part + 1) / plan.segments;
   float* sums = reinterpret_cast<float*>(work);  // (segments, O, T)
+  kernels.weight_gradient(plan, call, 0, to - from, sums + part * s.out_channels * plan.taps, scratch());
+}
+
+void finish_weight_gradient(const Problem& s, const WeightGradient& call, std::byte* work) {
+  const size_t all = s.out_channels * s.in_channels * as_size(s.x.kernel * s.y.kernel);
+  add_segments(reinterpret_cast<const float*>(work), segments_of(s), all, call.accumulate, call.dw);
+}
+
+void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
+                     std::byte* work) {
+  const size_t segments = segments_of(s);
   parallel(segments, threads, [&](size_t part) {
-    const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
-    kernels.weight_gradient(plan, call, from, to - from, sums + part * all, scratch());
+    WeightGradient here = call;
+    here.x.data += s.batch * part / segments * call.x.sample;
+    here.dz.data += s.batch * part / segments * call.dz.sample;
+    weight_gradient_part(kernels, s, here, part, work);
   });
-  add_segments(sums, segments, all, call.accumulate, call.dw);
+  finish_weight_gradient(s, call, work);
 }
 
 }  // namespace narrow
@@ -192,13 +207,17 @@ void input_gradient(const Problem& s, const InputGradient& call, size_t threads,
 void weight_gradient(const Problem& s, const WeightGradient& call, size_t threads, std::byte* work) {
   narrow::weight_gradient(narrow::targets.best(), s, call, threads, work);
 }
+void weight_gradient_part(const Problem& s, const WeightGradient& call, size_t part, std::byte* work) {
+  narrow::weight_gradient_part(narrow::targets.best(), s, call, part, work);
+}
 
 }  // namespace
 
 constinit const ForwardAlgorithm narrow_forward = {"narrow", fits_forward, nothing, forward};
 constinit const InputGradientAlgorithm narrow_input_gradient = {"narrow", fits_input_gradient, nothing,
                                                                 input_gradient};
-constinit const WeightGradientAlgorithm narrow_weight_gradient = {"narrow", fits_weight_gradient, narrow::work_bytes,
-                                                                  weight_gradient};
+constinit const WeightGradientAlgorithm narrow_weight_gradient = {
+    "narrow",      fits_weight_gradient, narrow::work_bytes,            weight_gradient,
+    narrow::parts, weight_gradient_part, narrow::finish_weight_gradient};
 
 }  // namespace obn::convolution

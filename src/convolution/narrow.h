@@ -63,5 +63,10 @@ void forward(const Kernels& kernels, const Problem& problem, const Forward& call
 void input_gradient(const Kernels& kernels, const Problem& problem, const InputGradient& call, size_t threads);
 void weight_gradient(const Kernels& kernels, const Problem& problem, const WeightGradient& call, size_t threads,
                      std::byte* work);
+// The same in parts, as in WeightGradientAlgorithm.
+size_t parts(const Problem& problem);
+void weight_gradient_part(const Kernels& kernels, const Problem& problem, const WeightGradient& call, size_t part,
+                          std::byte* work);
+void finish_weight_gradient(const Problem& problem, const WeightGradient& call, std::byte* work);
 
 }  // namespace obn::convolution::narrow

@@ -101,8 +101,8 @@ OBN_INLINE void copy_rows(const float* from, size_t from_row, size_t stride, Ins
   for (size_t r = 0; r < rows; ++r) copy_shifted(from + r * from_row, stride, inside, columns, to + r * columns);
 }
 
-// The copies of one sample's x under rows [from, from + count) of y, in the order in which they lie: each may spill into
-// the next.
+// The copies of one sample's x under rows [from, from + count) of y, in the order in which they lie: each may spill
+// into the next.
 void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, size_t from, size_t count,
                  float* stage) {
   const Problem& s = plan.problem;

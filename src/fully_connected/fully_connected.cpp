@@ -48,11 +48,6 @@ activation::ref::Values values_of(const View& view, const void* data, const void
   return {data, view.type, view.scale, view.bias, table, table ? BNNSDataTypeFloat32 : view.table_type};
 }
 
-// A vector of every sample.
-Array array_of(const View& view, const void* data, size_t stride) {
-  return {values_of(view, data, nullptr), stride, view.stride[0], view.extent[0]};
-}
-
 // The table of an indexed type, as float32.
 void read_table(const View& view, float* table) {
   const size_t entries = size_t{1} << bits_of(view.type);
@@ -73,33 +68,38 @@ Range range_of(const Array& array, size_t rows) {
   return {first, first + (values * bits_of(array.values.type) + 7) / 8};
 }
 
+Range range_of(const Place& place) {
+  const size_t values = (place.batch - 1) * place.step + place.view->span;
+  const auto first = reinterpret_cast<uintptr_t>(place.data);
+  return {first, first + (values * bits_of(place.view->type) + 7) / 8};
+}
+
 int check_ranges(const Range& a, const char* a_argument, const Range& b, const char* b_argument) {
   if (a.end <= b.first || b.end <= a.first) return 0;
   return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
 }
 
-// The workspace of a call whose parts were counted; NULL with a sentence, and then nothing was written.
-std::byte* workspace_for(const Room& counted) {
-  if (counted.used() == SIZE_MAX) {
-    fail("batch: expected a size whose workspace can be addressed; it overflows");
-    return nullptr;
-  }
-  return workspace(counted.used());
+// The workspace of a call; -1 with a sentence when there is none, and then nothing was written.
+int find_workspace(size_t bytes, std::byte** work) {
+  *work = nullptr;
+  if (bytes == SIZE_MAX) return fail("batch: expected a size whose workspace can be addressed; it overflows");
+  if (bytes == 0) return 0;
+  *work = workspace(bytes);
+  return *work ? 0 : -1;
 }
 
-// Gives a plan its room; -1 with a sentence when there is none.
 template <class Plan>
-int find_room(Plan* plan) {
+size_t bytes_of_plan(Plan plan) {
   Room counted;
-  plan->place(&counted);
-  if (counted.used() == 0) return 0;
-  Room room(workspace_for(counted));
-  if (!room.has_block()) return -1;
-  plan->place(&room);
-  return 0;
+  plan.place(&counted);
+  return counted.used();
 }
 
 }  // namespace
+
+Array array_of(const View& view, const void* data, size_t stride) {
+  return {values_of(view, data, nullptr), stride, view.stride[0], view.extent[0]};
+}
 
 // ---- creation ----
 
@@ -229,12 +229,11 @@ int FullyConnected::prepare_bias(const BNNSNDArrayDescriptor& descriptor) {
 
 // ---- forward ----
 
-// Refuses output that would be written over weights or bias of the caller.
-int FullyConnected::check_parameters_apart(const Array& array, size_t rows, const char* argument) const {
-  if (!options().use_client_ptr) return 0;
-  const Range range = range_of(array, rows);
-  if (check_ranges(range, argument, range_of(m_, rows_), "weights") != 0) return -1;
-  return bias_.values.data ? check_ranges(range, argument, range_of(bias_, 1), "bias") : 0;
+int FullyConnected::check_own_apart(const Place& written) const {
+  if (!options().use_client_ptr || !written.data) return 0;
+  const Range range = range_of(written);
+  if (check_ranges(range, written.word, range_of(m_, rows_), "weights") != 0) return -1;
+  return bias_.values.data ? check_ranges(range, written.word, range_of(bias_, 1), "bias") : 0;
 }
 
 // The product of a forward call and its room.
@@ -273,64 +272,77 @@ struct FullyConnected::ForwardPlan {
   }
 };
 
-int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
-  if (batch == 0) return 0;
-  if (read_batch(x_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
-      read_batch(y_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
-      check_disjoint(y_, y, y_stride, "output", x_, x, x_stride, "input", batch) != 0)
-    return -1;
-  ForwardPlan plan(*this, batch, array_of(x_, x, x_stride), array_of(y_, y, y_stride));
-  if (check_parameters_apart(plan.product.to, batch, "output") != 0 || !scratch() || find_room(&plan) != 0) return -1;
+int FullyConnected::check_input(size_t batch, const void* x, size_t requested, Array* array) const {
+  size_t stride;
+  if (read_batch(x_, x, batch, requested, Access::read, "input", &stride) != 0) return -1;
+  *array = array_of(x_, x, stride);
+  return 0;
+}
+
+size_t FullyConnected::forward_bytes(size_t n, const Array& x, const Array& y) const {
+  return bytes_of_plan(ForwardPlan(*this, n, x, y));
+}
+
+void FullyConnected::run_forward(size_t n, const Array& x, const Array& y, std::byte* work) const {
+  ForwardPlan plan(*this, n, x, y);
+  Room room(work);
+  plan.place(&room);
   if (is_compressed()) {
     plan.sparse.run();
   } else {
     plan.product.run();
   }
+}
+
+int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
+  if (batch == 0) return 0;
+  Array from;
+  if (check_input(batch, x, x_stride, &from) != 0 ||
+      read_batch(y_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
+      check_disjoint(y_, y, y_stride, "output", x_, x, from.row, "input", batch) != 0 ||
+      check_own_apart({"output", &y_, y, y_stride, batch}) != 0)
+    return -1;
+  const Array to = array_of(y_, y, y_stride);
+  std::byte* work;
+  if (!scratch() || find_workspace(forward_bytes(batch, from, to), &work) != 0) return -1;
+  run_forward(batch, from, to, work);
   return 0;
 }
 
 // ---- backward ----
 
-// The arrays of a backward call, checked. Those that are not asked for or not needed have no data.
-struct FullyConnected::Gradients {
-  size_t n;
-  Array x, y, dy, dx, dw, db;
-  bool dx_accumulate = false, dw_accumulate = false, db_accumulate = false;
-
-  Gradients() {
-    for (Array* array : {&x, &y, &dy, &dx, &dw, &db}) array->values.data = nullptr;
-  }
-};
+int FullyConnected::check_output_gradient(const Backward& a, Gradients* g) const {
+  size_t stride;
+  if (read_gradient(*a.dy, y_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view, &stride) != 0)
+    return -1;
+  g->dy = array_of(g->dy_view, g->dy_view.data, stride);
+  if (!has_activation_) return 0;
+  if (activation_.check_backward() != 0) return -1;
+  if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+  if (read_batch(y_, a.y, a.batch, a.y_stride, Access::read, "output", &stride) != 0) return -1;
+  g->y = array_of(y_, a.y, stride);
+  return 0;
+}
 
 // Fills *g, or says what is wrong. Nothing is written.
-int FullyConnected::check_backward(const Backward& a, Gradients* g) const {
+int FullyConnected::check_gradients(const Backward& a, Gradients* g) const {
   if (!is_float_type(x_.type) || !is_float_type(w_.type))
     return fail("%s: expected a floating-point type for gradients; got %s",
                 is_float_type(x_.type) ? "weights" : "input",
                 name_of(is_float_type(x_.type) ? w_.type : x_.type));
   if (is_sparse_ && a.dw) return fail("weights_gradient: expected NULL, sparse weights have none; got a descriptor");
   const size_t n = g->n = a.batch;
-  View dy;
   size_t stride;
-  if (read_gradient(*a.dy, y_, Access::read, n, a.dy_stride, "grad_output", &dy, &stride) != 0) return -1;
-  g->dy = array_of(dy, dy.data, stride);
-  if (has_activation_) {
-    if (activation_.check_backward() != 0) return -1;
-    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
-    if (read_batch(y_, a.y, n, a.y_stride, Access::read, "output", &stride) != 0) return -1;
-    g->y = array_of(y_, a.y, stride);
-  }
+  View &dw = g->dw_view, &db = g->db_view;
   if (a.dw) {
     if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
-    if (read_batch(x_, a.x, n, a.x_stride, Access::read, "input", &stride) != 0) return -1;
-    g->x = array_of(x_, a.x, stride);
-    View dw;
-    if (read_gradient(*a.dw, w_, Access::write, 1, 0, "weights_gradient", &dw, &stride) != 0) return -1;
+    if (check_input(n, a.x, a.x_stride, &g->x) != 0 ||
+        read_gradient(*a.dw, w_, Access::write, 1, 0, "weights_gradient", &dw, &stride) != 0)
+      return -1;
     g->dw = {values_of(dw, dw.data, nullptr), dw.stride[1], dw.stride[0], dw.extent[0]};
     g->dw_accumulate = dw.accumulate;
   }
   if (a.db) {
-    View db;
     const char* name = "bias_gradient";
     size_t unused;
     if (read_view(*a.db, Access::write, name, &db) != 0 || check_row(db, y_.extent[0], name, &stride) != 0 ||
@@ -342,36 +354,41 @@ int FullyConnected::check_backward(const Backward& a, Gradients* g) const {
     g->db_accumulate = db.accumulate;
   }
   if (a.dx) {
-    View dx;
     const char* name = "input_gradient";
-    if (read_gradient(*a.dx, x_, Access::write, n, a.dx_stride, name, &dx, &stride) != 0) return -1;
+    const View& dx = g->dx_view;
+    if (read_gradient(*a.dx, x_, Access::write, n, a.dx_stride, name, &g->dx_view, &stride) != 0) return -1;
     g->dx = array_of(dx, dx.data, stride);
     g->dx_accumulate = dx.accumulate;
-    if (check_disjoint(dx, dx.data, stride, name, dy, dy.data, g->dy.row, "grad_output", n) != 0) return -1;
-    if (g->x.values.data && check_disjoint(dx, dx.data, stride, name, x_, a.x, g->x.row, "input", n) != 0) return -1;
-    if (g->y.values.data && check_disjoint(dx, dx.data, stride, name, y_, a.y, g->y.row, "output", n) != 0) return -1;
-    if (check_parameters_apart(g->dx, n, name) != 0) return -1;
+    const Place place = {name, &dx, dx.data, stride, n};
+    if (check_apart(place, {"grad_output", &g->dy_view, g->dy.values.data, g->dy.row, n}) != 0 ||
+        check_apart(place, {"input", &x_, g->x.values.data, g->x.row, n}) != 0 ||
+        check_apart(place, {"output", &y_, g->y.values.data, g->y.row, n}) != 0 || check_own_apart(place) != 0)
+      return -1;
   }
   // What is summed over the batch lies apart from everything else.
   const struct {
     const Array& array;
     size_t rows;
     const char* name;
-  } sums[] = {{g->dw, rows_, "weights_gradient"}, {g->db, 1, "bias_gradient"}},
-    others[] = {{g->x, n, "input"}, {g->y, n, "output"}, {g->dy, n, "grad_output"}, {g->dx, n, "input_gradient"}};
+    const View& view;
+  } sums[] = {{g->dw, rows_, "weights_gradient", dw}, {g->db, 1, "bias_gradient", db}};
+  const struct {
+    const Array& array;
+    const char* name;
+  } others[] = {{g->x, "input"}, {g->y, "output"}, {g->dy, "grad_output"}, {g->dx, "input_gradient"}};
   for (const auto& sum : sums) {
     if (!sum.array.values.data) continue;
     const Range range = range_of(sum.array, sum.rows);
     for (const auto& other : others) {
-      if (other.array.values.data && check_ranges(range, sum.name, range_of(other.array, other.rows), other.name) != 0)
+      if (other.array.values.data && check_ranges(range, sum.name, range_of(other.array, n), other.name) != 0)
         return -1;
     }
-    if (check_parameters_apart(sum.array, sum.rows, sum.name) != 0) return -1;
+    if (check_own_apart({sum.name, &sum.view, sum.view.data, 0, 1}) != 0) return -1;
   }
   if (a.dw && a.db &&
       check_ranges(range_of(g->dw, rows_), "weights_gradient", range_of(g->db, 1), "bias_gradient") != 0)
     return -1;
-  return scratch() ? 0 : -1;
+  return 0;
 }
 
 // Some activations can be differentiated at some outputs only.
@@ -475,39 +492,46 @@ void FullyConnected::sum_bias(const Gradients& g, const Array& dz) const {
   });
 }
 
+size_t FullyConnected::backward_bytes(const Gradients& g) const { return bytes_of_plan(BackwardPlan(*this, g)); }
+
 int FullyConnected::apply_backward(const Backward& a) {
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
   Gradients g;
-  if (check_backward(a, &g) != 0) return -1;
+  if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0 || !scratch()) return -1;
   if (has_activation_ && activation_.depends_on_values() && check_output_values(g) != 0) return -1;
+  std::byte* work;
+  if (find_workspace(backward_bytes(g), &work) != 0) return -1;
+  run_backward(g, work);
+  return 0;
+}
+
+void FullyConnected::run_backward(const Gradients& g, std::byte* work) const {
   BackwardPlan plan(*this, g);
-  if (find_room(&plan) != 0) return -1;
+  Room room(work);
+  plan.place(&room);
   if (plan.makes_dz) make_dz(plan);
-  if (a.db) sum_bias(g, plan.dz);
-  if (a.dx && is_compressed()) {
+  if (g.db.values.data) sum_bias(g, plan.dz);
+  if (g.dx.values.data && is_compressed()) {
     plan.sparse_dx.run();
-  } else if (a.dx) {
+  } else if (g.dx.values.data) {
     plan.dx.run();
   }
-  if (a.dw) plan.dw.run();
-  return 0;
+  if (g.dw.values.data) plan.dw.run();
 }
 
 size_t FullyConnected::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
   // Arrays somewhere, lying as they were described.
   const Array x = array_of(x_, kKind, x_.packed_batch), y = array_of(y_, kKind, y_.packed_batch);
-  Room forward, backward;
-  ForwardPlan(*this, batch, x, y).place(&forward);
-  if (!is_float_type(x_.type) || !is_float_type(w_.type)) return forward.used();
+  const size_t forward = forward_bytes(batch, x, y);
+  if (!is_float_type(x_.type) || !is_float_type(w_.type)) return forward;
   Gradients g;
   g.n = batch;
   g.x = g.dx = x;
   g.y = g.dy = y;
   if (!is_sparse_) g.dw = {values_of(w_, kKind, nullptr), w_.stride[1], w_.stride[0], w_.extent[0]};
-  BackwardPlan(*this, g).place(&backward);
-  return std::max(forward.used(), backward.used());
+  return std::max(forward, backward_bytes(g));
 }
 
 namespace {

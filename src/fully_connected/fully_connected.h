@@ -95,6 +95,9 @@ struct Array {
 void load_row(const Array& from, size_t n, size_t first, size_t count, float* row);
 void store_row(const Array& to, size_t n, size_t first, size_t count, const float* row, bool accumulate);
 
+// A vector of every sample.
+Array array_of(const View& view, const void* data, size_t stride);
+
 // ---- products ----
 
 // How the work of a call is shared out: parts of its workspace are counted first, then placed.
@@ -104,7 +107,6 @@ class Room {
 
   std::byte* bytes(size_t n);                    // NULL while counting
   float* floats(size_t rows, size_t columns);
-  bool has_block() const { return block_; }
   size_t used() const { return used_; }          // SIZE_MAX: more than can be addressed
 
  private:
@@ -217,6 +219,14 @@ struct SparseMultiply {
 
 // ---- the layer ----
 
+// The arrays of a backward call, checked. Those that are not asked for or not needed have no data.
+struct Gradients {
+  size_t n = 0;
+  Array x = {}, y = {}, dy = {}, dx = {}, dw = {}, db = {};
+  View dy_view, dx_view, dw_view, db_view;
+  bool dx_accumulate = false, dw_accumulate = false, db_accumulate = false;
+};
+
 class FullyConnected final : public Filter {
  public:
   explicit FullyConnected(const Options& options);
@@ -229,8 +239,21 @@ class FullyConnected final : public Filter {
 
   Choice choice;  // tests put others here
 
+  // The same calls in steps, for layers that begin with this one: output and output gradient are theirs. Checks come
+  // first and fail with a sentence; scratch() must be there; work has as many bytes as the step before it said, which
+  // is SIZE_MAX where they cannot be addressed.
+  const View& input() const { return x_; }
+  const View& output() const { return y_; }
+  bool has_activation() const { return has_activation_; }
+  int check_input(size_t batch, const void* x, size_t requested, Array* array) const;
+  int check_own_apart(const Place& written) const;  // from weights and bias that stay the caller's
+  size_t forward_bytes(size_t n, const Array& x, const Array& y) const;
+  void run_forward(size_t n, const Array& x, const Array& y, std::byte* work) const;
+  int check_gradients(const Backward& arguments, Gradients* g) const;  // all but dy and y
+  size_t backward_bytes(const Gradients& g) const;
+  void run_backward(const Gradients& g, std::byte* work) const;
+
  private:
-  struct Gradients;
   struct ForwardPlan;
   struct BackwardPlan;
 
@@ -239,8 +262,7 @@ class FullyConnected final : public Filter {
   int prepare_sparse(const BNNSNDArrayDescriptor& descriptor);
   int hold_weights();
   int prepare_bias(const BNNSNDArrayDescriptor& descriptor);
-  int check_parameters_apart(const Array& array, size_t rows, const char* argument) const;
-  int check_backward(const Backward& arguments, Gradients* g) const;
+  int check_output_gradient(const Backward& arguments, Gradients* g) const;
   int check_output_values(const Gradients& g) const;
   void make_dz(const BackwardPlan& plan) const;
   void sum_bias(const Gradients& g, const Array& dz) const;

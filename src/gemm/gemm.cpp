@@ -162,6 +162,10 @@ constexpr size_t kPackParts = 4;                  // that a block of a is packed
 
 bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
 size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k, kLine); }
+size_t shared_a_values(const Product& p, const Cut& cut) {  // the last block may be lower
+  const size_t full = cut.down - 1;
+  return full * shared_a_block(cut.rows, p.k) + shared_a_block(p.m - full * cut.rows, p.k);
+}
 size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
 
 struct Shared {
@@ -202,7 +206,7 @@ void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t
   Shared shared;
   if (work && cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k)) shared.a = work;
   if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
-    shared.b = shared.a ? work + cut.down * shared_a_block(cut.rows, p.k) : work;
+    shared.b = shared.a ? work + shared_a_values(p, cut) : work;
   pack_shared(p, cut, kernels, threads, shared);
   parallel(cut.down * cut.across, threads, [&](size_t ticket) {
     const float* a = shared.a ? shared.a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;

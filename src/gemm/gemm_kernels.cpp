@@ -133,15 +133,14 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
       F v[kMostVectors][kLanes];
       for (size_t i = 0; i < at_once; ++i)
         load_turned<Type>(from, line, lines, (g + i) * kLanes, p, steps, v[i]);
-      size_t q = 0;
-      for (; q < steps && p + q < loose; ++q)  // in order: what a row scribbles behind its end, the next one writes over
-        for (size_t i = 0; i < at_once; ++i) store(to + (p + q) * width + (g + i) * kLanes, v[i][q]);
-      for (; q < steps; ++q) {
-        for (size_t i = 0; i < at_once; ++i) {
-          const size_t first = (g + i) * kLanes;
-          store_up_to(to + (p + q) * width + first, v[i][q], width - first);
-        }
+      if (p + steps <= loose) {
+        for (size_t q = 0; q < steps; ++q)  // in order: what a row scribbles behind its end, the next one writes over
+          for (size_t i = 0; i < at_once; ++i) store(to + (p + q) * width + (g + i) * kLanes, v[i][q]);
+        continue;
       }
+      for (size_t q = 0; q < steps; ++q)
+        for (size_t i = 0; i < at_once; ++i)
+          store_up_to(to + (p + q) * width + (g + i) * kLanes, v[i][q], width - (g + i) * kLanes);
     }
   }
 }

@@ -195,10 +195,11 @@ int Loss::check_labels(const Arguments& a, Job* job) const {
   const View view = values_view(a.class_type);
   if (read_batch(view, a.labels, a.batch, a.labels_stride, Access::read, "labels", &job->class_step) != 0) return -1;
   job->are_classes = true;
-  job->classes = {a.labels, a.class_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
+  job->classes = a.labels;
+  job->class_type = a.class_type;
   for (size_t b = 0; b < a.batch; ++b) {
-    const activation::ref::Whole number = activation::ref::get_stored(job->classes, b * job->class_step);
-    if (number < 0 || number >= static_cast<activation::ref::Whole>(x_.count))
+    const int64_t number = class_at(a.labels, a.class_type, b * job->class_step);
+    if (number < 0 || static_cast<size_t>(number) >= x_.count)
       return fail("labels: expected class numbers from 0 to %zu; got %lld for sample %zu", x_.count - 1,
                   static_cast<long long>(number), b);
   }
@@ -221,6 +222,7 @@ int Loss::check_weights(const Arguments& a, Job* job) const {
   const View view = values_view(BNNSDataTypeFloat32);
   if (read_batch(view, a.weights, a.weights_size, 1, Access::read, "weights", &step) != 0) return -1;
   job->w = static_cast<const float*>(a.weights);
+  job->weights_size = a.weights_size;
   return 0;
 }
 
@@ -247,19 +249,16 @@ int Loss::check_results(const Arguments& a, Job* job) const {
   job->wants_dx = true;
   job->accumulates = job->dx_view.accumulate;
   job->dx = walk_of(job->dx_view, job->dx_view.data, a.batch, job->dx_step);
-  job->streams = is_dense(job->dx) && !job->accumulates && function_ != BNNSLossFunctionYolo && a.batch * x_.count * sizeof(float) > kStreamBytes &&
-                 job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  const bool is_apart = job->dx.data != job->x.data && (job->are_classes || job->dx.data != job->l.data);
+  job->streams = is_dense(job->dx) && !job->accumulates && is_apart && function_ != BNNSLossFunctionYolo &&
+                 a.batch * x_.count * sizeof(float) > kStreamBytes;
   return 0;
 }
 
 // What is written lies apart from what is read, except that dx may take the place of x or of the labels.
 int Loss::check_places(const Job& job) const {
   const size_t batch = job.batch, results = is_reduced() ? 1 : batch;
-  const View class_view = values_view(job.classes.type), weight_view = values_view(BNNSDataTypeFloat32);
-  const size_t weights = job.weighting == Job::Weighting::none  ? 0
-                         : job.weighting == Job::Weighting::one ? 1
-                         : job.weighting == Job::Weighting::per_sample ? batch
-                                                                       : batch * x_.count;
+  const View class_view = values_view(job.class_type), weight_view = values_view(BNNSDataTypeFloat32);
   // What is read, each with the batch it has.
   struct Read {
     const char* word;
@@ -270,9 +269,9 @@ int Loss::check_places(const Job& job) const {
   };
   const Read reads[] = {
       {"input", x_, job.x.data, job.x_step, batch, true},
-      {"labels", job.are_classes ? class_view : x_, job.are_classes ? job.classes.data : job.l.data,
+      {"labels", job.are_classes ? class_view : x_, job.are_classes ? job.classes : job.l.data,
        job.are_classes ? job.class_step : job.l_step, batch, !job.are_classes},
-      {"weights", weight_view, job.w, 1, weights, false},
+      {"weights", weight_view, job.w, 1, job.weights_size, false},
       {"grad_output", job.has_dy ? job.dy_view : y_, job.has_dy ? job.dy.data : nullptr, job.dy_step, results, true}};
   for (const Read& read : reads) {
     if (!read.data || read.batch == 0) continue;

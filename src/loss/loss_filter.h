@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "activation/activation_walk.h"
 #include "base/filter.h"
@@ -38,6 +39,21 @@ struct RowWeights {
   const float* at(size_t i) const { return moves ? w + i : w; }
 };
 
+// A class number; beyond int64 it comes out negative, which no class is.
+inline int64_t class_at(const void* data, BNNSDataType type, size_t i) {
+  switch (type) {
+    case BNNSDataTypeInt8: return static_cast<const int8_t*>(data)[i];
+    case BNNSDataTypeInt16: return static_cast<const int16_t*>(data)[i];
+    case BNNSDataTypeInt32: return static_cast<const int32_t*>(data)[i];
+    case BNNSDataTypeInt64: return static_cast<const int64_t*>(data)[i];
+    case BNNSDataTypeUInt8: return static_cast<const uint8_t*>(data)[i];
+    case BNNSDataTypeUInt16: return static_cast<const uint16_t*>(data)[i];
+    case BNNSDataTypeUInt32: return static_cast<const uint32_t*>(data)[i];
+    case BNNSDataTypeUInt64: return static_cast<int64_t>(static_cast<const uint64_t*>(data)[i]);
+    default: return -1;
+  }
+}
+
 // A call, checked.
 struct Job {
   enum class Weighting { none, one, per_sample, per_value };
@@ -45,10 +61,12 @@ struct Job {
   size_t batch = 0;
   Walk x{}, l{}, y{}, dy{}, dx{};  // x always; the others where the call has them
   bool are_classes = false;
-  activation::ref::Values classes{};
+  const void* classes = nullptr;
+  BNNSDataType class_type = BNNSDataTypeInt32;
   size_t class_step = 0;
   Weighting weighting = Weighting::none;
   const float* w = nullptr;
+  size_t weights_size = 0;
   bool wants_y = false, wants_dx = false, accumulates = false, streams = false;
   bool has_dy = false;  // one per loss
   float factor = 1.0f;  // of the gradient: 1 / denominator, times the one dy of a reduced loss
@@ -68,7 +86,7 @@ struct Job {
     return {&kOne, 0, false};
   }
   size_t class_of(size_t sample) const {
-    return static_cast<size_t>(activation::ref::get_stored(classes, sample * class_step));
+    return static_cast<size_t>(class_at(classes, class_type, sample * class_step));
   }
 };
 

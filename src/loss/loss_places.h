@@ -17,9 +17,9 @@ using activation::Cursor;
 using activation::Walk;
 
 inline constexpr size_t kBlock = 2048;                  // values done at a time; their losses are added up in float
-inline constexpr size_t kRowBlock = kShortRow;          // the same of a row: three such blocks stay in the first-level cache
-inline constexpr size_t kKept = size_t{1} << 17;        // rows up to this length keep their exponentials for the gradient
-inline constexpr size_t kCellValues = size_t{1} << 18;  // YOLO: values of one cell at most, so that cells fit in scratch
+inline constexpr size_t kRowBlock = kShortRow;          // the same of a row; three of them fit in the first-level cache
+inline constexpr size_t kKept = size_t{1} << 17;        // rows up to this length keep their exponentials for dx
+inline constexpr size_t kCellValues = size_t{1} << 18;  // YOLO: values of one cell, at most
 
 // Parts of a thread's scratch, in floats.
 inline constexpr size_t kLine = 16;  // floats of a cache line
@@ -103,8 +103,8 @@ class Stream {
  public:
   // room (kBlock + kLine) is aligned to a line.
   Stream(const Kernels& kernels, float* to, float* room)
-      : kernels_(kernels), room_(room), skip_(reinterpret_cast<uintptr_t>(to) % (kLine * sizeof(float)) / sizeof(float)),
-        held_(skip_), base_(to - skip_) {}
+      : kernels_(kernels), room_(room),
+        skip_(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kLine), held_(skip_), base_(to - skip_) {}
 
   float* place() const { return room_ + held_; }  // of the next kBlock values
 

@@ -24,7 +24,7 @@ size_t Loss::units(size_t batch) const {
 }
 
 size_t Loss::piece_units(size_t batch) const {
-  const size_t values = batch * x_.count, piece = std::clamp(values / kManyPieces / kPiece * kPiece, kPiece, kLongPiece);
+  const size_t shares = batch * x_.count / kManyPieces / kPiece, piece = std::clamp(shares * kPiece, kPiece, kLongPiece);
   if (is_per_value()) return piece;
   const size_t unit = function_ == BNNSLossFunctionYolo ? yolo_.anchors * yolo_.box : x_.count;
   return std::max<size_t>(1, piece / unit);

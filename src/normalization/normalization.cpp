@@ -58,7 +58,7 @@ Normalization::Normalization(const Options& options) : Filter(kKind, options) {
 }
 
 Normalization::~Normalization() {
-  state_.release(options());
+  state.release(options());
   options().release(gamma_block_);
   options().release(beta_block_);
 }
@@ -212,21 +212,30 @@ int Normalization::check_own_apart(const Range& range, const char* argument) con
   return 0;
 }
 
+int Normalization::check_own_apart(const Place& written) const {
+  if (!written.data) return 0;
+  return check_own_apart(range_of(*written.view, written.data, written.batch, written.step), written.word);
+}
+
 // ---- forward ----
+
+int Normalization::check_output(size_t batch, const void* y, size_t requested, size_t* stride) const {
+  if (read_batch(y_, y, batch, requested, Access::write, "output", stride) != 0) return -1;
+  return check_own_apart(range_of(y_, y, batch, *stride), "output");
+}
 
 int Normalization::apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride,
                                        bool training) {
   if (batch == 0) return 0;
   if (read_batch(x_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
-      read_batch(y_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
-      activation::check_places({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "input", batch) != 0 ||
-      check_own_apart(range_of(y_, y, batch, y_stride), "output") != 0)
+      check_output(batch, y, y_stride, &y_stride) != 0 ||
+      activation::check_places({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "input", batch) != 0)
     return -1;
   const Tensor from(x_, x, x_stride), to(y_, y, y_stride);
   if (!scratch()) return -1;
   std::byte* work = workspace_for(forward_bytes(plan, batch, from, to, training));
-  if (!work || (training && state_.reserve(plan, options(), batch) != 0)) return -1;
-  forward(plan, training ? &state_ : nullptr, batch, from, to, work);
+  if (!work || (training && state.reserve(plan, options(), batch) != 0)) return -1;
+  forward(plan, training ? &state : nullptr, batch, from, to, work);
   return 0;
 }
 
@@ -276,39 +285,36 @@ int Normalization::check_output_values(const Tensor& y, size_t batch) const {
   return 0;
 }
 
-int Normalization::apply_normalization_backward(size_t batch, BNNSNDArrayDescriptor* dx, size_t dx_stride,
-                                                const void* y, size_t y_stride, const BNNSNDArrayDescriptor* dy,
-                                                size_t dy_stride, BNNSNDArrayDescriptor* dbeta,
-                                                BNNSNDArrayDescriptor* dgamma) {
-  if (batch == 0) return 0;
-  if (!dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (state_.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
-  if (batch != state_.batch)
-    return fail("batch: expected %zu samples, as in the last training apply; got %zu", state_.batch, batch);
-  View dy_view, dx_view, beta_view, gamma_view;
-  ParameterGradient beta, gamma;
-  if (read_delta(*dy, Access::read, batch, dy_stride, "grad_output", &dy_view, &dy_stride) != 0) return -1;
-  const Tensor from(dy_view, dy_view.data, dy_stride);
-  const Range dy_range = range_of(dy_view, dy_view.data, batch, dy_stride);
-  Tensor output, to;
+int Normalization::check(const BackwardArguments& a, Gradients* g) const {
+  const size_t batch = a.batch;
+  if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
+  if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
+  if (batch != state.batch)
+    return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
+  if (read_delta(*a.dy, Access::read, batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy_stride) != 0) return -1;
+  g->dy = Tensor(g->dy_view, g->dy_view.data, g->dy_stride);
+  const Range dy_range = range_of(g->dy_view, g->dy_view.data, batch, g->dy_stride);
   Range y_range = {0, 0}, dx_range = {0, 0};
   if (!plan.activation.is_identity()) {
     if (plan.activation.check_backward() != 0) return -1;
-    if (!y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
-    if (read_batch(y_, y, batch, y_stride, Access::read, "output", &y_stride) != 0) return -1;
-    output = Tensor(y_, y, y_stride);
-    y_range = range_of(y_, y, batch, y_stride);
+    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+    if (read_batch(y_, a.y, batch, a.y_stride, Access::read, "output", &g->y_stride) != 0) return -1;
+    g->y = Tensor(y_, a.y, g->y_stride);
+    y_range = range_of(y_, a.y, batch, g->y_stride);
   }
-  if (dx) {
+  if (a.dx) {
     const char* name = "input_gradient";
-    if (read_delta(*dx, Access::write, batch, dx_stride, name, &dx_view, &dx_stride) != 0) return -1;
-    const activation::Operand target = {&dx_view, dx_view.data, dx_stride};
-    if (activation::check_places(target, name, {&dy_view, dy_view.data, dy_stride}, "grad_output", batch) != 0)
+    const View& dx = g->dx_view;
+    size_t stride;
+    if (read_delta(*a.dx, Access::write, batch, a.dx_stride, name, &g->dx_view, &stride) != 0) return -1;
+    const activation::Operand target = {&dx, dx.data, stride};
+    if (activation::check_places(target, name, {&g->dy_view, g->dy_view.data, g->dy_stride}, "grad_output", batch) != 0)
       return -1;
-    if (output.is_given() && activation::check_places(target, name, {&y_, y, y_stride}, "output", batch) != 0)
+    if (g->y.is_given() && activation::check_places(target, name, {&y_, a.y, g->y_stride}, "output", batch) != 0)
       return -1;
-    to = Tensor(dx_view, dx_view.data, dx_stride);
-    dx_range = range_of(dx_view, dx_view.data, batch, dx_stride);
+    g->dx = Tensor(dx, dx.data, stride);
+    g->accumulate = dx.accumulate;
+    dx_range = range_of(dx, dx.data, batch, stride);
     if (check_own_apart(dx_range, name) != 0) return -1;
   }
   const struct {
@@ -317,8 +323,8 @@ int Normalization::apply_normalization_backward(size_t batch, BNNSNDArrayDescrip
     const char* name;
     View* view;
     ParameterGradient* gradient;
-  } sums[] = {{dbeta, plan.beta, "beta_gradient", &beta_view, &beta},
-              {dgamma, plan.gamma, "gamma_gradient", &gamma_view, &gamma}};
+  } sums[] = {{a.dbeta, plan.beta, "beta_gradient", &g->beta_view, &g->dbeta},
+              {a.dgamma, plan.gamma, "gamma_gradient", &g->gamma_view, &g->dgamma}};
   for (const auto& sum : sums) {
     if (!sum.descriptor) continue;
     const bool is_given = &sum.parameter == &plan.beta ? has_beta_ : has_gamma_;
@@ -330,16 +336,22 @@ int Normalization::apply_normalization_backward(size_t batch, BNNSNDArrayDescrip
         check_ranges(range, sum.name, dx_range, "input_gradient") != 0 || check_own_apart(range, sum.name) != 0)
       return -1;
   }
-  if (dbeta && dgamma &&
-      check_ranges(range_of(beta_view, beta_view.data, 1, 0), "beta_gradient",
-                   range_of(gamma_view, gamma_view.data, 1, 0), "gamma_gradient") != 0)
+  if (a.dbeta && a.dgamma &&
+      check_ranges(range_of(g->beta_view, g->beta_view.data, 1, 0), "beta_gradient",
+                   range_of(g->gamma_view, g->gamma_view.data, 1, 0), "gamma_gradient") != 0)
     return -1;
-  if (!dx && !dbeta && !dgamma) return 0;
-  if (plan.activation.depends_on_values() && check_output_values(output, batch) != 0) return -1;
+  return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
+}
+
+int Normalization::apply_normalization_backward(const BackwardArguments& a) {
+  if (a.batch == 0) return 0;
+  Gradients g;
+  if (check(a, &g) != 0) return -1;
+  if (!a.dx && !a.dbeta && !a.dgamma) return 0;
   if (!scratch()) return -1;
-  std::byte* work = workspace_for(backward_bytes(plan, batch, from, output, to, beta, gamma));
+  std::byte* work = workspace_for(backward_bytes(plan, a.batch, g.dy, g.y, g.dx, g.dbeta, g.dgamma));
   if (!work) return -1;
-  backward(plan, state_, from, output, to, dx && dx_view.accumulate, beta, gamma, work);
+  backward(plan, state, g.dy, g.y, g.dx, g.accumulate, g.dbeta, g.dgamma, work);
   return 0;
 }
 
@@ -399,7 +411,7 @@ int BNNSNormalizationFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_si
                                               BNNSNDArrayDescriptor* beta_delta, BNNSNDArrayDescriptor* gamma_delta) {
   auto* found = obn::normalization::find(filter);
   if (!found) return -1;
-  return found->apply_normalization_backward(batch_size, in_delta, in_delta_stride, out, out_stride, out_delta,
-                                             out_delta_stride, beta_delta, gamma_delta);
+  return found->apply_normalization_backward({batch_size, in_delta, in_delta_stride, out, out_stride, out_delta,
+                                              out_delta_stride, beta_delta, gamma_delta});
 }
 }

@@ -264,10 +264,19 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
+// Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
+// scratch; the first half is free.
+struct RunSink {
+  void (*take)(void* context, size_t n, size_t run, float* u);
+  void* context;
+};
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
+
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
-// the place of dy.
+// the place of dy. A sink takes the place of dx where it can (takes_sink).
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink = nullptr);
 
 // The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
 // count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same
@@ -286,6 +295,25 @@ struct Range {
   uintptr_t first, end;
 };
 
+// The arguments of a backward call, as they come, and checked.
+struct BackwardArguments {
+  size_t batch;
+  BNNSNDArrayDescriptor* dx;  // NULL: not wanted, as are dbeta and dgamma
+  size_t dx_stride;
+  const void* y;
+  size_t y_stride;
+  const BNNSNDArrayDescriptor* dy;
+  size_t dy_stride;
+  BNNSNDArrayDescriptor *dbeta, *dgamma;
+};
+struct Gradients {
+  View dy_view, dx_view, beta_view, gamma_view;
+  size_t dy_stride = 0, y_stride = 0;
+  Tensor dy, y, dx;  // y: not given where the activation is the identity
+  bool accumulate = false;
+  ParameterGradient dbeta, dgamma;
+};
+
 class Normalization final : public Filter {
  public:
   explicit Normalization(const Options& options);
@@ -293,12 +321,19 @@ class Normalization final : public Filter {
 
   int prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
   int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
-  int apply_normalization_backward(size_t batch, BNNSNDArrayDescriptor* dx, size_t dx_stride, const void* y,
-                                   size_t y_stride, const BNNSNDArrayDescriptor* dy, size_t dy_stride,
-                                   BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma);
+  int apply_normalization_backward(const BackwardArguments& arguments);
   size_t work_bytes(size_t batch) const override;
+  size_t kept_bytes(size_t batch) const override { return State::bytes_for(plan, batch, true); }
 
-  Plan plan;  // tests change its kernels
+  // For layers that end in this one and run its plan themselves: their checks.
+  const View& input() const { return x_; }
+  const View& output() const { return y_; }
+  int check_output(size_t batch, const void* y, size_t requested, size_t* stride) const;  // of a forward call
+  int check(const BackwardArguments& arguments, Gradients* g) const;
+  int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
+
+  Plan plan;    // tests change its kernels
+  State state;
 
  private:
   int prepare_geometry(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
@@ -314,7 +349,6 @@ class Normalization final : public Filter {
                            const char* argument, View* view, ParameterGradient* gradient) const;
 
   View x_, y_;
-  State state_;
   bool has_gamma_ = false, has_beta_ = false;  // given by the caller
   void* gamma_block_ = nullptr;
   void* beta_block_ = nullptr;

@@ -536,8 +536,9 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), accumulate_(accumulate),
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+               const RunSink* sink = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
@@ -657,6 +658,7 @@ class BackwardCall {
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
     work_.means[g] = means_of(all, static_cast<double>(span.values()));
+    if (sink_) return drain(job, g, span);
     if (!dx_.is_given()) return;
     set_means(&job, g);
     for (size_t k = 0; k < count; ++k, advance(&job)) {
@@ -664,6 +666,26 @@ class BackwardCall {
       plan_.kernels->channel_gradient(job);
     }
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // The input gradient run by run, last run first: it was read last.
+  void drain(Gradient job, size_t g, const Span& span) const {
+    const size_t run = span.first / plan_.length, runs = span.values() / plan_.length;
+    const bool has_samples = span.samples > 1;
+    float* u = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
+    job.count = 1;
+    job.stream = false;
+    set_means(&job, g);
+    for (size_t k = runs; k-- > 0;) {
+      Gradient one = job;
+      one.dy.data += k * job.dy.step;
+      if (one.y.data) one.y.data += k * job.y.step;
+      one.x.data += k * job.x.step;
+      one.dx = {u, 0};
+      set_channel(&one, has_samples ? run : run + k);
+      plan_.kernels->channel_gradient(one);
+      sink_->take(sink_->context, has_samples ? k : span.n, has_samples ? run : run + k, u);
+    }
   }
 
   static Means means_of(const Sums& sums, double size) {
@@ -874,6 +896,7 @@ class BackwardCall {
   const State& state_;
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
+  const RunSink* sink_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
@@ -957,8 +980,9 @@ void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, cons
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work).run();
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
 }
 
 void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
@@ -971,6 +995,10 @@ void backward_input(const Plan& plan, const State& state, const Tensor& dy, cons
                     size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
                     std::byte* work) {
   BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
+}
+
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y) {
+  return takes_moments(plan) && plan.length <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
 }
 
 }  // namespace normalization

@@ -127,16 +127,20 @@ void Plan::fill(double* factors) const {
 
 // ---- calls ----
 
-int Plan::check(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, Call* call) const {
+int Plan::check_output(size_t batch, void* y, size_t y_stride, Call* call) const {
   call->batch = batch;
   if (batch == 0) return 0;
   if (is_along_batch() && (scale_.data || bias_.data) && length_ != batch)
     return fail("batch_size: expected %zu, as many as there are scales or biases; got %zu", length_, batch);
-  if (read_batch(x_, x, batch, x_stride, Access::read, "input", &call->x_step) != 0 ||
-      read_batch(y_, y, batch, y_stride, Access::write, "output", &call->y_step) != 0)
-    return -1;
-  call->x = static_cast<std::byte*>(const_cast<void*>(x));
   call->y = static_cast<std::byte*>(y);
+  return read_batch(y_, y, batch, y_stride, Access::write, "output", &call->y_step);
+}
+
+int Plan::check(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, Call* call) const {
+  if (check_output(batch, y, y_stride, call) != 0) return -1;
+  if (batch == 0) return 0;
+  if (read_batch(x_, x, batch, x_stride, Access::read, "input", &call->x_step) != 0) return -1;
+  call->x = static_cast<std::byte*>(const_cast<void*>(x));
   bool same_place = x == y && bytes_of(x_.type) == bytes_of(y_.type) && (batch == 1 || call->x_step == call->y_step);
   for (size_t k = 0; same_place && k < x_.rank; ++k) same_place = x_.extent[k] == 1 || x_.stride[k] == y_.stride[k];
   return same_place ? 0 : check_disjoint(y_, y, call->y_step, "output", x_, x, call->x_step, "input", batch);

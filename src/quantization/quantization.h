@@ -44,9 +44,9 @@ double dequantize(double x, double scale, double bias, BNNSDataType to);
 
 // A call, checked.
 struct Call {
-  size_t batch;  // 0: nothing to do
-  std::byte *x, *y;
-  size_t x_step, y_step;
+  size_t batch = 0;  // 0: nothing to do
+  std::byte *x = nullptr, *y = nullptr;
+  size_t x_step = 0, y_step = 0;
 };
 
 class Plan {
@@ -62,6 +62,8 @@ class Plan {
   // factors (2, length()): what the descriptors of scale and bias hold now.
   void fill(double* factors) const;
   int check(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, Call* call) const;
+  // The same for a layer that ends in this one and puts its own memory into call->x afterwards.
+  int check_output(size_t batch, void* y, size_t y_stride, Call* call) const;
   // scratch() must be there.
   void run(const Call& call, const double* factors) const;
 

@@ -351,25 +351,30 @@ int Categories::read(const BNNSNDArrayDescriptor* descriptor, const BNNSNDArrayD
 
 bool Categories::add_up(size_t offset, double* shares) const {
   const Kernels& kernels = targets.best();
-  const auto weight = [&](size_t k) {
-    float v;
-    kernels.load(p.type, static_cast<const std::byte*>(p.data) + (offset + k * p_step) * bytes_of(p.type), 1, 1, &v);
-    return static_cast<double>(v);
+  constexpr size_t kSome = 256;  // weights loaded at a time
+  const auto each = [&](const auto& body) {
+    float some[kSome];
+    for (size_t first = 0; first < count; first += kSome) {
+      const size_t n = std::min(kSome, count - first);
+      kernels.load(p.type, static_cast<const std::byte*>(p.data) + (offset + first * p_step) * bytes_of(p.type), p_step,
+                   n, some);
+      for (size_t k = 0; k < n; ++k) body(first + k, static_cast<double>(some[k]));
+    }
   };
   double largest = 0.0, total = 0.0;
   if (is_log) {
     largest = -std::numeric_limits<double>::infinity();
-    for (size_t k = 0; k < count; ++k) largest = std::max(largest, weight(k));
+    each([&](size_t, double v) { largest = std::max(largest, v); });
     if (std::isinf(largest)) return false;
   }
-  for (size_t k = 0; k < count; ++k) {
-    const double v = weight(k);
+  bool is_good = true;
+  each([&](size_t k, double v) {
     const double share = is_log ? std::exp(v - largest) : v;
-    if (!(share >= 0.0) || std::isinf(share)) return false;
+    is_good &= share >= 0.0 && !std::isinf(share);  // NaN is neither
     total += share;
     shares[k] = total;
-  }
-  return total > 0.0;
+  });
+  return is_good && total > 0.0;
 }
 
 int fill_categories(Generator& generator, const BNNSNDArrayDescriptor* descriptor,

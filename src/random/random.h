@@ -1,6 +1,6 @@
 // Random fills: values of a stream (base/random.h) turned into numbers of a distribution. Value e of a fill, counted
-// innermost axis first, comes from fixed values of the stream, so it matters neither who computes it nor on what machine:
-// all targets and all thread counts give the same bits.
+// innermost axis first, comes from fixed values of the stream, so it matters neither who computes it nor on what
+// machine: all targets and all thread counts give the same bits.
 //
 //   v    32-bit values of the stream      y    numbers
 #pragma once

@@ -214,7 +214,8 @@ TEST(random_state_replays) {
   CHECK(BNNSRandomFillNormalFloat(b.handle, &other, 0, 1) == 0, "%s", obn_last_error());
   CHECK(y == again, "the restored generator goes on differently");
 
-  CHECK(BNNSRandomGeneratorGetState(a.handle, 39, state) != 0 && failed_with("state: expected room for 40 bytes; got 39"),
+  CHECK(BNNSRandomGeneratorGetState(a.handle, 39, state) != 0 &&
+            failed_with("state: expected room for 40 bytes; got 39"),
         "%s", obn_last_error());
   CHECK(BNNSRandomGeneratorSetState(a.handle, 39, state) != 0 && failed_with("state: expected 40 bytes"), "%s",
         obn_last_error());
@@ -228,7 +229,8 @@ TEST(random_generators_without_a_seed_differ) {
   BNNSRandomGenerator a = BNNSCreateRandomGenerator(BNNSRandomGeneratorMethodAES_CTR, nullptr);
   BNNSRandomGenerator b = BNNSCreateRandomGenerator(BNNSRandomGeneratorMethodAES_CTR, nullptr);
   unsigned char x[40], y[40];
-  CHECK(BNNSRandomGeneratorGetState(a, 40, x) == 0 && BNNSRandomGeneratorGetState(b, 40, y) == 0, "%s", obn_last_error());
+  CHECK(BNNSRandomGeneratorGetState(a, 40, x) == 0 && BNNSRandomGeneratorGetState(b, 40, y) == 0, "%s",
+        obn_last_error());
   CHECK(std::memcmp(x, y, 40) != 0, "two seeds agree");
   BNNSDestroyRandomGenerator(a);
   BNNSDestroyRandomGenerator(b);
@@ -296,18 +298,18 @@ TEST(random_refuses_before_it_writes) {
   refused(BNNSRandomFillUniformInt(generator.handle, &to, 5, 5), "low: expected less than high");
   refused(BNNSRandomFillUniformFloat(generator.handle, &to, 0, 1), "out: expected a float type; got int32");
   to.data_type = BNNSDataTypeFloat32;
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, nullptr, false), "probabilities: expected a descriptor");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, nullptr, false), "probabilities: expected a desc");
   p[2] = -1.0f;
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected rows of finite");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected rows");
   p.assign(6, 0.0f);
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected rows of finite");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected rows");
   p.assign(6, -inf);
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, true), "probabilities: expected rows of log");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, true), "probabilities: expected rows");
   p[0] = nan;
   p[1] = 0.0f;
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, true), "probabilities: expected rows of log");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, true), "probabilities: expected rows");
   from.data_type = BNNSDataTypeFloat16;
-  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected float32, as out");
+  refused(BNNSRandomFillCategoricalFloat(generator.handle, &to, &from, false), "probabilities: expected float32");
   CHECK(std::count(y.begin(), y.end(), 5.0f) == 6, "something was written");
   BNNSRandomGeneratorGetState(generator.handle, 40, after);
   CHECK(std::memcmp(before, after, 40) == 0, "the generator moved");

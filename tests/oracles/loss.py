@@ -1,4 +1,4 @@
-"""Losses in float64, from the formulas of the specification. x, labels are (b, n), weights (b, n)."""
+"""Losses in float64, from the formulas of the specification. x, labels and weights are (b, n)."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ PER_SAMPLE = ("softmax_cross_entropy", "cosine_distance", "categorical_cross_ent
 
 
 class Result(NamedTuple):
-    """Losses (b, n), or (b,) where a sample has one; slopes (b, n) with their weights; terms are the
-    sizes of what was added up for a loss."""
+    """Losses (b, n), or (b,) where a sample has one; slopes (b, n) with their weights; terms are
+    the sizes of what was added up for a loss."""
 
     y: np.ndarray
     slopes: np.ndarray

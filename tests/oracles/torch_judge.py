@@ -75,6 +75,10 @@ def pooling(function, x, dy, geometry, indices=None, bias=None, fused=("identity
 def convolution(x, w, dy, case, bias=None):
     """y, dx, dw and db of one convolution layer; `case` has its sizes and its activation."""
     x, w, bias = (_leaf(x), _leaf(w), _leaf([0.0] * case.outputs if bias is None else bias))
+    return _judged(_convolved(x, w, bias, case), dy, case, x, w, bias)
+
+
+def _convolved(x, w, bias, case):
     (up, down), (left, right) = case.padding
     steps = {"stride": case.stride, "dilation": case.dilation, "groups": case.groups}
     if case.transposed:  # all that the taps reach, then the part that the padding leaves
@@ -85,13 +89,17 @@ def convolution(x, w, dy, case, bias=None):
     else:
         z = F.conv2d(F.pad(x, (left, right, up, down)), w, **steps)
         z = z[:, :, : case.output_shape[2], : case.output_shape[3]]
-    return _judged(z + bias[:, None, None], dy, case, x, w, bias)
+    return z + bias[:, None, None]
 
 
 def fully_connected(x, w, dy, case, bias=None):
     """The same of one fully connected layer."""
     x, w, bias = (_leaf(x), _leaf(w), _leaf([0.0] * case.outputs if bias is None else bias))
-    return _judged(F.linear(x, w, bias), dy, case, x, w, bias)
+    return _judged(_connected(x, w, bias, case), dy, case, x, w, bias)
+
+
+def _connected(x, w, bias, case):
+    return F.linear(x, w, bias)
 
 
 def loss(case, x, labels):
@@ -123,14 +131,7 @@ def normalization(x, gamma, beta, dy, case, moving=(None, None)):
     gamma = _leaf(torch.ones(shape).numpy() if gamma is None else gamma)
     beta = _leaf(torch.zeros(shape).numpy() if beta is None else beta)
     mean, variance = (None if m is None else torch.tensor(m, dtype=torch.float64) for m in moving)
-    if case.kind == "batch":
-        z = F.batch_norm(x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon)
-    elif case.kind == "instance":
-        z = F.instance_norm(x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon)
-    elif case.kind == "group":
-        z = F.group_norm(x, case.groups, gamma, beta, case.epsilon)
-    else:  # gamma and beta may be as large as a sample
-        z = F.layer_norm(x, case.shape[1 + case.axis :], eps=case.epsilon) * gamma + beta
+    z = _normalized(x, gamma, beta, case, mean, variance)
     y = ACTIVATIONS[case.activation](z, case.alpha, case.beta)
     y.backward(torch.tensor(dy, dtype=torch.float64))
     return SimpleNamespace(
@@ -138,6 +139,19 @@ def normalization(x, gamma, beta, dy, case, moving=(None, None)):
         dbeta=beta.grad.numpy(), mean=None if mean is None else mean.numpy(),
         variance=None if variance is None else variance.numpy(),
     )  # fmt: skip
+
+
+def _normalized(x, gamma, beta, case, mean=None, variance=None):
+    if case.kind == "batch":
+        return F.batch_norm(x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon)
+    if case.kind == "instance":
+        return F.instance_norm(
+            x, mean, variance, gamma, beta, True, 1 - case.momentum, case.epsilon
+        )
+    if case.kind == "group":
+        return F.group_norm(x, case.groups, gamma, beta, case.epsilon)
+    # gamma and beta may be as large as a sample
+    return F.layer_norm(x, case.shape[1 + case.axis :], eps=case.epsilon) * gamma + beta
 
 
 ARITHMETIC = {
@@ -157,12 +171,7 @@ ARITHMETIC = {
 def arithmetic(inputs, dy, case):
     """y, and the gradients of all inputs as they came: what has no batch beside samples gets it."""
     leaves = [_leaf(array) for array in inputs]
-    lead = case.output_kind == "sample"
-    wide = [
-        leaf[None] if lead and case.kinds[k] != "sample" else leaf for k, leaf in enumerate(leaves)
-    ]
-    function = ARITHMETIC.get(case.function) or getattr(torch, case.function)
-    z = function(*wide)
+    z = _computed(leaves, case)
     y = ACTIVATIONS[case.activation](z, case.alpha, case.beta).expand(case.full_output)
     y.backward(torch.tensor(dy, dtype=torch.float64))
     gradients = [
@@ -170,6 +179,38 @@ def arithmetic(inputs, dy, case):
         for leaf in leaves
     ]
     return y.detach().numpy(), gradients
+
+
+def _computed(leaves, case):
+    lead = case.output_kind == "sample"
+    wide = [
+        leaf[None] if lead and case.kinds[k] != "sample" else leaf for k, leaf in enumerate(leaves)
+    ]
+    function = ARITHMETIC.get(case.function) or getattr(torch, case.function)
+    return function(*wide)
+
+
+def fused(inputs, w, dy, case):
+    """{name: array} of y and all gradients of one fused layer after a training call."""
+    first, norm = case.first, case.norm
+    leaves = [_leaf(array) for array in inputs]
+    named = dict(zip(case.input_names, leaves, strict=True))
+    if case.is_weighted:
+        bias = first.bias_values()
+        named["dw"] = _leaf(w)
+        named["db"] = _leaf([0.0] * first.outputs if bias is None else bias)
+        run = _convolved if case.word == "convolution" else _connected
+        z = run(leaves[0], named["dw"], named["db"], first)
+    else:
+        z = _computed(leaves, first)
+    gamma, beta = norm.gamma_values(), norm.beta_values()
+    named["dgamma"] = _leaf(torch.ones(norm.parameter_shape).numpy() if gamma is None else gamma)
+    named["dbeta"] = _leaf(torch.zeros(norm.parameter_shape).numpy() if beta is None else beta)
+    z = _normalized(z, named["dgamma"], named["dbeta"], norm)
+    y = ACTIVATIONS[case.activation](z, case.alpha, case.beta)
+    y.backward(torch.tensor(dy, dtype=torch.float64))
+    gradients = {name: leaf.grad.numpy() for name, leaf in named.items() if leaf.grad is not None}
+    return {"y": y.detach().numpy(), **gradients}
 
 
 def _leaf(values):

@@ -376,6 +376,120 @@ static int count_quantization(void) {
     return failures;
 }
 
+/* A first layer with batch normalization and ReLU, and one with a quantization behind it. */
+static BNNSLayerParametersNormalization batch_norm(BNNSNDArrayDescriptor side, size_t channels) {
+    static float mean[CHANNELS], variance[CHANNELS];
+    BNNSLayerParametersNormalization p = {0};
+    p.i_desc = p.o_desc = side;
+    p.beta_desc = array(BNNSDataLayoutVector, &channels, 1, w);
+    p.gamma_desc = array(BNNSDataLayoutVector, &channels, 1, w + CHANNELS);
+    p.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, mean);
+    p.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, variance);
+    p.epsilon = 1e-5f;
+    p.activation.function = BNNSActivationFunctionRectifiedLinear;
+    return p;
+}
+
+/* in, out: one sample; w_desc: NULL for the sum of two arrays */
+static int fused_step(BNNSFilter filter, BNNSNDArrayDescriptor in, size_t in_size, BNNSNDArrayDescriptor out,
+                      size_t out_size, const BNNSNDArrayDescriptor *w_desc, size_t channels) {
+    BNNSNDArrayDescriptor in_delta = in, out_delta = out, other_delta = in, w_delta = w_desc ? *w_desc : in;
+    BNNSNDArrayDescriptor beta = array(BNNSDataLayoutVector, &channels, 1, db), gamma = beta, bias = beta;
+    in_delta.data = dx;
+    out_delta.data = out_size == OUT ? dy : x;
+    other_delta.data = w_delta.data = dw;
+    beta.data = dw + WEIGHTS / 2;
+    gamma.data = dw + WEIGHTS / 2 + CHANNELS;
+    if (w_desc) {
+        BNNSNDArrayDescriptor *deltas[] = {&w_delta, &bias, &beta, &gamma};
+        if (BNNSFusedFilterApplyBatch(filter, BATCH, x, in_size, z, out_size, true)) return 1;
+        if (BNNSFusedFilterApplyBackwardBatch(filter, BATCH, x, in_size, &in_delta, in_size, z, out_size, &out_delta,
+                                              out_size, deltas))
+            return 1;
+        return BNNSFusedFilterApplyBatch(filter, BATCH, x, in_size, z, out_size, false);
+    }
+    const void *inputs[] = {x, w};
+    const size_t strides[] = {in_size, in_size};
+    BNNSNDArrayDescriptor *in_deltas[] = {&in_delta, &other_delta}, *deltas[] = {&beta, &gamma};
+    if (BNNSFusedFilterApplyMultiInputBatch(filter, BATCH, 2, inputs, strides, z, out_size, true)) return 1;
+    return BNNSFusedFilterApplyBackwardMultiInputBatch(filter, BATCH, 2, inputs, strides, in_deltas, strides, z,
+                                                       out_size, &out_delta, out_size, deltas);
+}
+
+static int count_fused(const char *name, BNNSFilterType type, const void *first, BNNSNDArrayDescriptor in,
+                       size_t in_size, BNNSNDArrayDescriptor out, size_t out_size,
+                       const BNNSNDArrayDescriptor *w_desc, size_t channels) {
+    BNNSLayerParametersNormalization second = batch_norm(out, channels);
+    const BNNSFilterType types[] = {type, BNNSBatchNorm};
+    const void *blocks[] = {first, &second};
+    BNNSFilterParameters options = {0};
+    options.flags = BNNSFlagsUseClientPtr;
+    BNNSFilter filter = BNNSFilterCreateFusedLayer(2, types, blocks, &options);
+    if (!filter) return 1;
+    int failures = 0;
+    for (int i = 0; i < 7; i++) {
+        atomic_store(&counting, i >= 2);
+        failures += fused_step(filter, in, in_size, out, out_size, w_desc, channels);
+    }
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("fused %s: %d\n", name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+static int count_fused_convolution(const Convolution *c) {
+    size_t in_side = c->transposed ? POOLED : SIDE, out_side = c->stride == 2 && !c->transposed ? POOLED : SIDE;
+    size_t kernel[] = {c->kernel, c->kernel, c->channels / c->groups, CHANNELS};
+    BNNSLayerParametersConvolution first = {0};
+    first.i_desc = image(in_side, c->channels, NULL);
+    first.o_desc = image(out_side, CHANNELS, NULL);
+    first.w_desc = array(BNNSDataLayoutConvolutionWeightsOIHW, kernel, 4, w);
+    first.x_stride = first.y_stride = c->stride;
+    first.x_padding = first.y_padding = c->padding;
+    first.groups = c->groups;
+    return count_fused(c->name, c->transposed ? BNNSTransposedConvolution : BNNSConvolution, &first, first.i_desc,
+                       c->channels * in_side * in_side, first.o_desc, CHANNELS * out_side * out_side, &first.w_desc,
+                       CHANNELS);
+}
+
+static int count_fused_others(void) {
+    size_t in = 1568, out = 10, matrix[] = {1568, 10};
+    BNNSLayerParametersFullyConnected connected = {0};
+    connected.i_desc = array(BNNSDataLayoutVector, &in, 1, NULL);
+    connected.o_desc = array(BNNSDataLayoutVector, &out, 1, NULL);
+    connected.w_desc = array(BNNSDataLayoutRowMajorMatrix, matrix, 2, w);
+    int failures = count_fused("fully connected", BNNSFullyConnected, &connected, connected.i_desc, in,
+                               connected.o_desc, out, &connected.w_desc, out);
+    BNNSArithmeticBinary fields = {0};
+    fields.in1 = fields.in2 = fields.out = image(SIDE, CHANNELS, NULL);
+    fields.in1_type = fields.in2_type = fields.out_type = BNNSSample;
+    BNNSLayerParametersArithmetic sum = {0};
+    sum.arithmetic_function = BNNSArithmeticAdd;
+    sum.arithmetic_function_fields = &fields;
+    failures += count_fused("sum", BNNSArithmetic, &sum, fields.in1, IN, fields.out, IN, NULL, CHANNELS);
+
+    static int8_t stored[BATCH * IN];
+    size_t kernel[] = {1, 1, CHANNELS, CHANNELS};
+    BNNSLayerParametersConvolution first = {0};
+    first.i_desc = first.o_desc = image(SIDE, CHANNELS, NULL);
+    first.w_desc = array(BNNSDataLayoutConvolutionWeightsOIHW, kernel, 4, w);
+    BNNSLayerParametersQuantization second = {0};
+    second.i_desc = second.o_desc = first.o_desc;
+    second.o_desc.data_type = BNNSDataTypeInt8;
+    const BNNSFilterType types[] = {BNNSConvolution, BNNSQuantization};
+    const void *blocks[] = {&first, &second};
+    BNNSFilter filter = BNNSFilterCreateFusedLayer(2, types, blocks, NULL);
+    if (!filter) return failures + 1;
+    for (int i = 0; i < 7; i++) {
+        atomic_store(&counting, i >= 2);
+        failures += BNNSFusedFilterApplyBatch(filter, BATCH, x, IN, stored, IN, false) != 0;
+    }
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("fused quantization: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 int main(void) {
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
@@ -448,6 +562,9 @@ int main(void) {
     failures += count_arithmetic("of equal shapes", SIDE, 0);
     failures += count_arithmetic("with a parameter", 1, 1);
     failures += count_quantization();
+    for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
+        failures += count_fused_convolution(&convolutions[k]);
+    failures += count_fused_others();
 
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */

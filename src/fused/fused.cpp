@@ -1,0 +1,520 @@
+// Fused layers, the desk: checks every argument of both layers, then runs them on z and u, which nobody else sees.
+//
+// What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values the
+// three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a float32
+// copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling thread, as u
+// does. Letters as in fused.h.
+#include "fused/fused.h"
+
+#include <algorithm>
+
+#include "activation/activation_walk.h"
+#include "base/status.h"
+#include "base/types.h"
+
+namespace obn::fused {
+
+const char kKind[] = "fused";
+
+namespace {
+
+constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
+
+bool is_norm(BNNSFilterType type) {
+  return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
+}
+
+// What the first layer gives is what the second one takes.
+int check_joint(const BNNSNDArrayDescriptor& first, const BNNSNDArrayDescriptor& second) {
+  View out, in;
+  if (read_view(first, Access::write, "output of the first layer", &out) != 0 ||
+      read_view(second, Access::read, "input of the second layer", &in) != 0)
+    return -1;
+  if (in.layout != out.layout || !std::equal(out.extent, out.extent + out.rank, in.extent)) {
+    ShapeText expected, got;
+    return fail("input of the second layer: expected %s in layout %s, as the first layer's output; got %s in layout %s",
+                shape_text(out, &expected), name_of(out.layout), shape_text(in, &got), name_of(in.layout));
+  }
+  if (in.type != out.type)
+    return fail("input of the second layer: expected %s, as the first layer's output; got %s", name_of(out.type),
+                name_of(in.type));
+  for (size_t k = 0; k < out.rank; ++k)
+    if (out.extent[k] > 1 && in.stride[k] != out.stride[k])
+      return fail("input of the second layer: expected stride %zu on axis %zu, as the first layer's output; got %zu",
+                  out.stride[k], k, in.stride[k]);
+  return 0;
+}
+
+BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
+  std::fill_n(descriptor.stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0});
+  return descriptor;
+}
+
+// The parts of one call's workspace; with block NULL only their size is counted.
+class Room {
+ public:
+  explicit Room(std::byte* block = nullptr) : block_(block) {}
+
+  std::byte* take(size_t bytes) {
+    std::byte* place = block_ ? block_ + used_ : nullptr;
+    if (used_ == SIZE_MAX || bytes > SIZE_MAX / 2 - used_) {
+      used_ = SIZE_MAX;
+    } else {
+      used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    return place;
+  }
+  template <class T>
+  T* take_many(size_t rows, size_t columns) {
+    size_t n;
+    const bool fits = !__builtin_mul_overflow(rows, columns, &n) && n <= SIZE_MAX / sizeof(T);
+    return reinterpret_cast<T*>(take(fits ? n * sizeof(T) : SIZE_MAX));
+  }
+  std::byte* values(const View& view, size_t batch) {
+    size_t bytes;
+    return take(__builtin_mul_overflow(view.count * bytes_of(view.type), batch, &bytes) ? SIZE_MAX : bytes);
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* block_;
+  size_t used_ = 0;
+};
+
+std::byte* workspace_for(const Room& counted) {
+  if (counted.used() == SIZE_MAX) {
+    fail("batch: expected a size whose workspace can be addressed; it overflows");
+    return nullptr;
+  }
+  return scratch() ? workspace(counted.used()) : nullptr;
+}
+
+// ---- with a normalization ----
+
+// body(sample, run, u), as the normalization calls it.
+template <class Body>
+normalization::RunSink sink_of(const Body& body) {
+  return {[](void* context, size_t n, size_t run, float* u) { (*static_cast<const Body*>(context))(n, run, u); },
+          const_cast<void*>(static_cast<const void*>(&body))};
+}
+
+template <class First>
+class Normalized final : public Fused {
+ public:
+  Normalized(const Options& options, BNNSFilterType type)
+      : Fused(kKind, options), first_(options, type), second_(options) {}
+  ~Normalized() override { options().release(z_); }
+
+  int prepare(const BNNSFilterType* types, const void* const* blocks) override {
+    BNNSLayerParametersNormalization block = *static_cast<const BNNSLayerParametersNormalization*>(blocks[1]);
+    const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
+    if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
+    block.i_desc = packed(block.i_desc);
+    return first_.prepare(blocks[0]) != 0 ? -1 : second_.prepare(types[1], block);
+  }
+  bool takes_many() const override { return First::kTakesMany; }
+  int apply_fused(const ForwardArguments& arguments) override;
+  int apply_fused_backward(const BackwardArguments& arguments) override;
+  int set_winograd(int on) override {
+    return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  size_t work_bytes(size_t batch) const override;
+  size_t kept_bytes(size_t batch) const override;
+
+ private:
+  using Tensor = normalization::Tensor;
+
+  int check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
+                   const normalization::Gradients& g) const;
+  Tensor tensor(const void* data) const { return Tensor(first_.output(), data, first_.output().count); }
+  bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
+  bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
+  int reserve(size_t batch);
+  void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
+  void run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u, std::byte* work) const;
+
+  First first_;
+  normalization::Normalization second_;
+  std::byte* z_ = nullptr;  // of the last training call
+  size_t z_bytes_ = 0;
+};
+
+// Room for what a training call keeps, or -1 with a sentence.
+template <class First>
+int Normalized<First>::reserve(size_t batch) {
+  normalization::State& state = second_.state;
+  if (state.reserve(second_.plan, options(), batch, !keeps_z()) != 0) return -1;
+  if (!keeps_z()) return 0;
+  const size_t needed = batch * first_.output().count * sizeof(float);
+  if (needed <= z_bytes_) return 0;
+  auto* fresh = static_cast<std::byte*>(options().get(needed));
+  if (!fresh) return -1;
+  options().release(z_);
+  z_ = fresh;
+  z_bytes_ = needed;
+  state.batch = 0;
+  return 0;
+}
+
+template <class First>
+size_t Normalized<First>::kept_bytes(size_t batch) const {
+  const size_t state = normalization::State::bytes_for(second_.plan, batch, !keeps_z());
+  size_t z = 0;
+  if (state == SIZE_MAX ||
+      (keeps_z() && __builtin_mul_overflow(batch, first_.output().count * sizeof(float), &z)) || z > SIZE_MAX / 2) {
+    fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
+    return SIZE_MAX;
+  }
+  return state + z;
+}
+
+// True where y has the shape of z without gaps: then an inference needs no other memory for z.
+template <class First>
+bool Normalized<First>::takes_place_of(const void* y, size_t y_step, size_t batch) const {
+  const View& z = first_.output();
+  return activation::same_place({&second_.output(), y, y_step}, {&z, y, z.count}, batch) &&
+         second_.output().type == z.type;
+}
+
+template <class First>
+int Normalized<First>::apply_fused(const ForwardArguments& a) {
+  if (a.batch == 0) return 0;
+  typename First::Forward f;
+  size_t y_step;
+  if (first_.check(a, &f) != 0 || second_.check_output(a.batch, a.y, a.y_stride, &y_step) != 0 ||
+      first_.check_apart(a, f, {"output", &second_.output(), a.y, y_step, a.batch}) != 0)
+    return -1;
+  const Tensor to(second_.output(), a.y, y_step);
+  const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
+  size_t kept;
+  if (keeps && __builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept))
+    return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
+  const normalization::Plan& plan = second_.plan;
+  const bool in_parts = keeps && takes_moments(plan) && first_.runs_in_parts(f);
+  normalization::RunMoments* moments = nullptr;
+  const auto lay_out = [&](Room* room, std::byte** z) {
+    if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);
+    if (in_parts) moments = room->template take_many<normalization::RunMoments>(a.batch, plan.runs);
+    const size_t bytes = forward_bytes(plan, a.batch, tensor(&f), to, a.training);
+    return room->take(std::max({first_.bytes(f, a.batch), bytes, size_t{1}}));
+  };
+  Room counted;
+  std::byte* z = static_cast<std::byte*>(a.y);
+  lay_out(&counted, &z);
+  Room room(workspace_for(counted));
+  std::byte* work = lay_out(&room, &z);
+  if (!work || (a.training && reserve(a.batch) != 0)) return -1;
+  if (keeps) z = z_;
+  if (in_parts) {
+    run_parts(f, a.batch, reinterpret_cast<float*>(z), moments);
+  } else {
+    first_.run(f, 0, a.batch, z, work);
+  }
+  forward(plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work, moments);
+  return 0;
+}
+
+// z part by part, and the moments of its runs.
+template <class First>
+void Normalized<First>::run_parts(const typename First::Forward& f, size_t batch, float* z,
+                                  normalization::RunMoments* moments) const {
+  const normalization::Plan& plan = second_.plan;
+  const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
+  activation::by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
+                        [&](size_t first, size_t count) {
+    for (size_t k = first; k < first + count; ++k) {
+      const size_t sample = k / parts, channel = k % parts * channels, run = sample * plan.runs + channel;
+      float* part = z + run * plan.length;
+      first_.run_part(f, sample, channel, part);
+      plan.kernels->run_moments({part, plan.length}, channels, plan.length, moments + run);
+    }
+  });
+}
+
+// What one layer writes lies apart from what the other one reads and writes. The gradient of an input of the output's
+// shape may take the very place of the output gradient or the output, which have been read before it is written.
+template <class First>
+int Normalized<First>::check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
+                                    const normalization::Gradients& g) const {
+  Place written[kPlaces], read[kPlaces];
+  const size_t written_count = first_is_wanted ? first_.written(b, written) : 0;
+  const size_t read_count = first_is_wanted ? first_.read(b, read) : 0;
+  const Place arrays[] = {{"grad_output", &g.dy_view, g.dy_view.data, g.dy_stride, a.batch},
+                          {"output", &second_.output(), g.y.walk.data, g.y_stride, a.batch}};
+  const Place sums[] = {{"beta_gradient", &g.beta_view, g.dbeta.is_wanted ? g.beta_view.data : nullptr, 0, 1},
+                        {"gamma_gradient", &g.gamma_view, g.dgamma.is_wanted ? g.gamma_view.data : nullptr, 0, 1}};
+  for (size_t k = 0; k < written_count; ++k) {
+    const Place& to = written[k];
+    for (const Place& from : arrays) {
+      const bool may_share = First::kTakesMany && to.batch == a.batch &&
+                             activation::same_place({to.view, to.data, to.step}, {from.view, from.data, from.step},
+                                                    a.batch);
+      if (!may_share && check_apart(to, from) != 0) return -1;
+    }
+    for (const Place& sum : sums)
+      if (check_apart(sum, to) != 0) return -1;
+    if (second_.check_own_apart(to) != 0) return -1;
+  }
+  for (const Place& sum : sums) {
+    for (size_t k = 0; k < read_count; ++k)
+      if (check_apart(sum, read[k]) != 0) return -1;
+    if (first_.check_own_apart(sum) != 0) return -1;
+  }
+  return 0;
+}
+
+template <class First>
+int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
+  if (a.batch == 0) return 0;
+  if (first_.has_activation())
+    return fail("activation: expected the identity in the first layer, whose gradients are asked for; got another");
+  BNNSNDArrayDescriptor* const* of_norm = a.parameters ? a.parameters + First::kParameters : nullptr;
+  normalization::Gradients g;
+  if (second_.check({a.batch, nullptr, 0, a.y, a.y_stride, a.dy, a.dy_stride, of_norm ? of_norm[0] : nullptr,
+                     of_norm ? of_norm[1] : nullptr},
+                    &g) != 0)
+    return -1;
+  const bool first_is_wanted = First::is_wanted(a);
+  typename First::Backward b;
+  if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
+  if (check_places(b, first_is_wanted, a, g) != 0) return -1;
+  if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
+  const normalization::Plan& plan = second_.plan;
+  const bool by_runs = first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) && first_.takes_runs(b);
+  const size_t parts = first_is_wanted && keeps_z() ? first_.parts(b) : 0;
+  const bool has_u = first_is_wanted && !by_runs;
+  const auto lay_out = [&](Room* room, std::byte** work) {
+    std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
+    const size_t bytes = backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
+    const size_t own = !has_u ? 0 : parts > 0 ? first_.parts_bytes(b) : first_.bytes(&b);
+    *work = room->take(std::max({bytes, own, size_t{1}}));
+    return u;
+  };
+  Room counted;
+  std::byte* work;
+  lay_out(&counted, &work);
+  Room room(workspace_for(counted));
+  std::byte* u = lay_out(&room, &work);
+  if (!work) return -1;
+  const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
+  const normalization::RunSink sink = sink_of(take);
+  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
+           by_runs ? &sink : nullptr);
+  if (parts > 0) {
+    run_parts(b, a.batch, parts, reinterpret_cast<float*>(u), work);
+  } else if (has_u) {
+    first_.run(&b, u, work);
+  }
+  return 0;
+}
+
+// All gradients of a part of the samples while its u is near.
+template <class First>
+void Normalized<First>::run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u,
+                                  std::byte* work) const {
+  activation::by_pieces(parts, 1, options().threads, [&](size_t part, size_t) {
+    first_.run_part(b, part, u + batch * part / parts * first_.output().count, work);
+  });
+  first_.finish_parts(b, work);
+}
+
+template <class First>
+size_t Normalized<First>::work_bytes(size_t batch) const {
+  if (batch == 0) return 0;
+  const size_t first = first_.work_bytes(batch), second = second_.work_bytes(batch);
+  if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
+  Room room;
+  room.values(first_.output(), batch);
+  if (takes_moments(second_.plan)) room.take_many<normalization::RunMoments>(batch, second_.plan.runs);
+  room.take(std::max({first, second, size_t{1}}));
+  return room.used();
+}
+
+// ---- with a quantization ----
+
+template <class First>
+class Quantized final : public Fused {
+ public:
+  Quantized(const Options& options, BNNSFilterType type) : Fused(kKind, options), first_(options, type) {}
+  ~Quantized() override { options().release(factors_); }
+
+  int prepare(const BNNSFilterType*, const void* const* blocks) override {
+    BNNSLayerParametersQuantization block = *static_cast<const BNNSLayerParametersQuantization*>(blocks[1]);
+    const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
+    if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
+    block.i_desc = packed(block.i_desc);
+    if (first_.prepare(blocks[0]) != 0 || second_.read(block, options().threads) != 0) return -1;
+    if (options().use_client_ptr) return 0;
+    factors_ = static_cast<double*>(options().get(factor_bytes()));
+    if (!factors_) return -1;
+    second_.fill(factors_);
+    return 0;
+  }
+  bool takes_many() const override { return false; }
+  int apply_fused(const ForwardArguments& arguments) override;
+  int apply_fused_backward(const BackwardArguments&) override {
+    return fail("filter: expected a normalization at its end for gradients; a quantization has none");
+  }
+  int set_winograd(int on) override {
+    return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  size_t work_bytes(size_t batch) const override {
+    if (batch == 0) return 0;
+    const size_t first = first_.work_bytes(batch);
+    if (first == SIZE_MAX) return SIZE_MAX;
+    Room room;
+    room.values(first_.output(), first_.most_samples(batch));
+    room.take(factors_ ? 0 : factor_bytes());
+    room.take(first);
+    return room.used();
+  }
+
+ private:
+  size_t factor_bytes() const { return 2 * second_.length() * sizeof(double); }
+
+  First first_;
+  quantization::Plan second_;
+  double* factors_ = nullptr;  // what scale and bias were; NULL: read in every call
+};
+
+// z is made of some samples at a time, and quantized while it is near.
+template <class First>
+int Quantized<First>::apply_fused(const ForwardArguments& a) {
+  if (a.batch == 0) return 0;
+  typename First::Forward f;
+  if (first_.check(a, &f) != 0) return -1;
+  const size_t chunk = first_.most_samples(a.batch);
+  std::byte *factors, *work;
+  const auto lay_out = [&](Room* room) {
+    std::byte* z = room->values(first_.output(), chunk);
+    factors = room->take(factors_ ? 0 : factor_bytes());
+    const size_t rest = a.batch % chunk;
+    work = room->take(std::max(first_.bytes(f, chunk), rest ? first_.bytes(f, rest) : 0));
+    return z;
+  };
+  Room counted;
+  lay_out(&counted);
+  Room room(workspace_for(counted));
+  std::byte* z = lay_out(&room);
+  quantization::Call call;
+  if (!z || second_.check_output(a.batch, a.y, a.y_stride, &call) != 0 ||
+      first_.check_apart(a, f, {"output", &second_.output(), a.y, call.y_step, a.batch}) != 0)
+    return -1;
+  double* values = factors_ ? factors_ : reinterpret_cast<double*>(factors);
+  if (!factors_) second_.fill(values);
+  const size_t step = call.y_step * bytes_of(second_.output().type);
+  call.x = z;
+  call.x_step = first_.output().count;
+  for (size_t done = 0; done < a.batch; done += chunk) {
+    call.batch = std::min(chunk, a.batch - done);
+    call.y = static_cast<std::byte*>(a.y) + done * step;
+    first_.run(f, done, call.batch, z, work);
+    second_.run(call, values + (second_.is_along_batch() && second_.length() > 1 ? done : 0));
+  }
+  return 0;
+}
+
+// ---- creation ----
+
+template <class Pair>
+BNNSFilter make(const BNNSFilterType* types, const void* const* blocks, const Options& options) {
+  Pair* pair = options.make<Pair>(options, types[0]);
+  if (!pair) return nullptr;
+  if (pair->prepare(types, blocks) != 0) {
+    destroy(pair);
+    return nullptr;
+  }
+  return publish(pair);
+}
+
+BNNSFilter create(size_t count, const BNNSFilterType* types, const void* const* blocks,
+                  const BNNSFilterParameters* filter_params) {
+  Options options;
+  if (Options::read(filter_params, &options) != 0) return nullptr;
+  if (count != 2) {
+    fail("layers: expected two; got %zu", count);
+    return nullptr;
+  }
+  if (!types || !blocks || !blocks[0] || !blocks[1]) {
+    fail("layers: expected types and parameters of two layers; got NULL");
+    return nullptr;
+  }
+  const bool has_norm = is_norm(types[1]), has_quantization = types[1] == BNNSQuantization;
+  switch (types[0]) {
+    case BNNSConvolution:
+    case BNNSTransposedConvolution:
+      if (has_norm) return make<Normalized<ConvolutionFirst>>(types, blocks, options);
+      if (has_quantization) return make<Quantized<ConvolutionFirst>>(types, blocks, options);
+      break;
+    case BNNSFullyConnected:
+      if (has_norm) return make<Normalized<FullyConnectedFirst>>(types, blocks, options);
+      if (has_quantization) return make<Quantized<FullyConnectedFirst>>(types, blocks, options);
+      break;
+    case BNNSArithmetic:
+      if (has_norm) return make<Normalized<ArithmeticFirst>>(types, blocks, options);
+      break;
+    default: break;
+  }
+  fail("layers: expected a convolution (0, 6) or fully connected layer (1) before a normalization (2 to 5) or "
+       "quantization (7), or arithmetic (8) before a normalization; got %u before %u",
+       static_cast<unsigned>(types[0]), static_cast<unsigned>(types[1]));
+  return nullptr;
+}
+
+Fused* find(BNNSFilter filter) { return static_cast<Fused*>(find_filter(filter, kKind)); }
+
+int check_takes_many(const Fused& filter, const void* array, const char* argument) {
+  if (!filter.takes_many())
+    return fail("filter: expected arithmetic as its first layer for a call with several inputs; got another");
+  return array ? 0 : fail("%s: expected an array; got NULL", argument);
+}
+
+}  // namespace
+}  // namespace obn::fused
+
+// ---- the C interface ----
+
+using obn::fused::Fused;
+
+extern "C" {
+
+BNNSFilter BNNSFilterCreateFusedLayer(size_t number_of_fused_filters, const BNNSFilterType* filter_type,
+                                      const void** layer_params, const BNNSFilterParameters* filter_params) {
+  return obn::fused::create(number_of_fused_filters, filter_type, layer_params, filter_params);
+}
+
+int BNNSFusedFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
+                              size_t out_stride, bool training) {
+  Fused* found = obn::fused::find(filter);
+  return found ? found->apply_fused({batch_size, 1, &in, &in_stride, out, out_stride, training}) : -1;
+}
+
+int BNNSFusedFilterApplyMultiInputBatch(BNNSFilter filter, size_t batch_size, size_t number_of_inputs, const void** in,
+                                        const size_t* in_stride, void* out, size_t out_stride, bool training) {
+  Fused* found = obn::fused::find(filter);
+  if (!found || obn::fused::check_takes_many(*found, in, "inputs") != 0) return -1;
+  return found->apply_fused({batch_size, number_of_inputs, in, in_stride, out, out_stride, training});
+}
+
+int BNNSFusedFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride,
+                                      BNNSNDArrayDescriptor* in_delta, size_t in_delta_stride, const void* out,
+                                      size_t out_stride, BNNSNDArrayDescriptor* out_delta, size_t out_delta_stride,
+                                      BNNSNDArrayDescriptor** delta_parameters) {
+  Fused* found = obn::fused::find(filter);
+  if (!found) return -1;
+  return found->apply_fused_backward({batch_size, 1, in ? &in : nullptr, &in_stride, in_delta ? &in_delta : nullptr,
+                                      &in_delta_stride, out, out_stride, out_delta, out_delta_stride,
+                                      delta_parameters});
+}
+
+int BNNSFusedFilterApplyBackwardMultiInputBatch(BNNSFilter filter, size_t batch_size, size_t number_of_inputs,
+                                                const void** in, const size_t* in_stride,
+                                                BNNSNDArrayDescriptor** in_delta, const size_t* in_delta_stride,
+                                                const void* out, size_t out_stride, BNNSNDArrayDescriptor* out_delta,
+                                                size_t out_delta_stride, BNNSNDArrayDescriptor** delta_parameters) {
+  Fused* found = obn::fused::find(filter);
+  if (!found || obn::fused::check_takes_many(*found, in_delta, "input_gradients") != 0) return -1;
+  return found->apply_fused_backward({batch_size, number_of_inputs, in, in_stride, in_delta, in_delta_stride, out,
+                                      out_stride, out_delta, out_delta_stride, delta_parameters});
+}
+}
