@@ -1,9 +1,9 @@
 // Fused layers, the desk: checks every argument of both layers, then runs them on z and u, which nobody else sees.
 //
-// What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values the
-// three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a float32
-// copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling thread, as u
-// does. Letters as in fused.h.
+// What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values
+// the three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a
+// float32 copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling
+// thread, as u does. Letters as in fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -144,17 +144,16 @@ class Normalized final : public Fused {
 template <class First>
 int Normalized<First>::reserve(size_t batch) {
   normalization::State& state = second_.state;
-  if (state.reserve(second_.plan, options(), batch, !keeps_z()) != 0) return -1;
-  if (!keeps_z()) return 0;
-  const size_t needed = batch * first_.output().count * sizeof(float);
-  if (needed <= z_bytes_) return 0;
-  auto* fresh = static_cast<std::byte*>(options().get(needed));
-  if (!fresh) return -1;
-  options().release(z_);
-  z_ = fresh;
-  z_bytes_ = needed;
-  state.batch = 0;
-  return 0;
+  const size_t needed = keeps_z() ? batch * first_.output().count * sizeof(float) : 0;
+  if (needed > z_bytes_) {
+    auto* fresh = static_cast<std::byte*>(options().get(needed));
+    if (!fresh) return -1;
+    options().release(z_);
+    z_ = fresh;
+    z_bytes_ = needed;
+    state.batch = 0;  // what was kept is gone
+  }
+  return state.reserve(second_.plan, options(), batch, !keeps_z());
 }
 
 template <class First>
@@ -313,7 +312,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
 template <class First>
 void Normalized<First>::run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u,
                                   std::byte* work) const {
-  activation::by_pieces(parts, 1, options().threads, [&](size_t part, size_t) {
+  activation::by_pieces(parts, 1, first_.part_threads(b), [&](size_t part, size_t) {
     first_.run_part(b, part, u + batch * part / parts * first_.output().count, work);
   });
   first_.finish_parts(b, work);

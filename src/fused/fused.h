@@ -95,6 +95,7 @@ class ConvolutionFirst {
   void run(Backward* b, void* u, std::byte* work) const;
   // Parts of whole samples; 0: not in parts. u: of this part.
   size_t parts(const Backward& b) const { return layer_.parts(b.run, b.g); }
+  static size_t part_threads(const Backward& b) { return b.run.threads; }  // at most
   size_t parts_bytes(const Backward& b) const { return layer_.parts_bytes(b.run, b.g); }
   void run_part(const Backward& b, size_t part, float* u, std::byte* work) const {
     layer_.run_part(b.run, b.g, part, u, work);
@@ -143,6 +144,7 @@ class FullyConnectedFirst {
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
   static size_t parts(const Backward&) { return 0; }
+  static size_t part_threads(const Backward&) { return 1; }
   static size_t parts_bytes(const Backward&) { return 0; }
   static void run_part(const Backward&, size_t, float*, std::byte*) {}
   static void finish_parts(const Backward&, std::byte*) {}
@@ -187,6 +189,7 @@ class ArithmeticFirst {
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
   static size_t parts(const Backward&) { return 0; }
+  static size_t part_threads(const Backward&) { return 1; }
   static size_t parts_bytes(const Backward&) { return 0; }
   static void run_part(const Backward&, size_t, float*, std::byte*) {}
   static void finish_parts(const Backward&, std::byte*) {}

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -315,7 +314,9 @@ struct Pair {
       dx_p[i] = &dx_d[i];
       dx_stride[i] = dx[i].batch_stride;
     }
-    const auto of = [&](Array& array) { return array.bytes.empty() ? BNNSNDArrayDescriptor{} : array.with_data(s.accumulate); };
+    const auto of = [&](Array& array) {
+      return array.bytes.empty() ? BNNSNDArrayDescriptor{} : array.with_data(s.accumulate);
+    };
     BNNSNDArrayDescriptor d[] = {of(dw), of(db), of(dbeta), of(dgamma)};
     BNNSNDArrayDescriptor* parameters[4];
     for (size_t k = 0; k < 4; ++k) parameters[k] = wanted >> (k + 1) & 1 ? &d[k] : nullptr;
@@ -752,7 +753,7 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
       Pair one(s, 3);
       if (!one.make_fused()) continue;
       CHECK(one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
-      for (size_t threads : {2, 7}) {
+      for (size_t threads : {size_t{2}, size_t{7}}) {
         s.threads = threads;
         const size_t before = obn_get_num_threads();
         obn_set_num_threads(threads);
@@ -795,7 +796,8 @@ TEST(fused_gradients_are_had_one_by_one_and_again) {
                                                                : 0;
           if (!bit) continue;
           const Array& expected = wanted & bit ? *whole[k].second : *old[k].second;
-          CHECK(got[k].second->bytes == expected.bytes, "%s: %s with wanted %u", s.text().c_str(), got[k].first, wanted);
+          CHECK(got[k].second->bytes == expected.bytes, "%s: %s with wanted %u", s.text().c_str(), got[k].first,
+                wanted);
         }
       }
     }
@@ -842,7 +844,6 @@ void check_quantized(First first, BNNSDataType joint, BNNSQuantizerFunction func
   const void* blocks[] = {pair.first_block(), &block};
   BNNSFilter filter = BNNSFilterCreateFusedLayer(2, types, blocks, &pair.options);
   CHECK(filter, "%s: %s", s.text().c_str(), obn_last_error());
-  pair.norm.i_desc.data_type = BNNSDataTypeFloat32;
   pair.first = s.is_vector() ? BNNSFilterCreateLayerFullyConnected(&pair.fully_connected, &pair.options)
                : first == First::convolution
                    ? BNNSFilterCreateLayerConvolution(&pair.convolution, &pair.options)
@@ -940,7 +941,8 @@ TEST(fused_refuses_what_cannot_be) {
     BNNSFilterDestroy(filter);
   };
   const void *conv = &pair.convolution, *norm = &pair.norm;
-  for (size_t count : {0, 1, 3}) refuses(count, {BNNSConvolution, BNNSBatchNorm, BNNSBatchNorm}, {conv, norm, norm}, "two");
+  for (size_t count : {size_t{0}, size_t{1}, size_t{3}})
+    refuses(count, {BNNSConvolution, BNNSBatchNorm, BNNSBatchNorm}, {conv, norm, norm}, "two");
   for (unsigned a = 0; a < 12; ++a)
     for (unsigned b = 0; b < 12; ++b) {
       const bool has_norm = b >= BNNSBatchNorm && b <= BNNSGroupNorm;
@@ -1160,7 +1162,8 @@ TEST(fused_memory_comes_from_the_caller_and_goes_back) {
     CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s", obn_last_error());
     CHECK(taken > 0, "memory of the filter comes from the caller");
     const size_t before = taken;
-    for (size_t round = 0; round < 3; ++round) CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s", obn_last_error());
+    for (size_t round = 0; round < 3; ++round)
+      CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s", obn_last_error());
     CHECK(taken == before, "warm calls took %zu blocks", taken - before);
     BNNSFilterDestroy(pair.fused);
     pair.fused = nullptr;
