@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-one arm lint wheel bench clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -32,11 +32,11 @@ test-cpp-clang: $(VENV)/tools
 
 # The C++ tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: who writes what is
 # the same for every instruction set, so there the portable kernels do.
-sanitize: $(VENV)/tools
-	$(MAKE) sanitize-one KIND=address,undefined
-	$(MAKE) sanitize-one KIND=thread OPTIONS=-DOPENBNNS_PORTABLE=ON
-
-sanitize-one: $(VENV)/tools
+sanitize: sanitize-address sanitize-thread
+sanitize-address: KIND := address,undefined
+sanitize-thread: KIND := thread
+sanitize-thread: OPTIONS := -DOPENBNNS_PORTABLE=ON
+sanitize-address sanitize-thread: $(VENV)/tools
 	$(BIN)/cmake -S . -B build/$(KIND) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
 	  -DOPENBNNS_SANITIZE=$(KIND) $(OPTIONS)
 	$(BIN)/cmake --build build/$(KIND) --target core_test -j $(JOBS)

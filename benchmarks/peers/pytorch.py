@@ -430,7 +430,7 @@ def loss(case, x, labels, compiled):
         "huber": F.huber_loss,
         "mean_square_error": F.mse_loss,
     }[case.function]
-    return _autograd("eager", lambda x: function(x, truth), tx, one, compiled)
+    return _autograd("eager", lambda x: function(x, truth), (tx,), one, compiled)
 
 
 def optimizer(case):

@@ -19,6 +19,7 @@ const char kKind[] = "fused";
 namespace {
 
 constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
+constexpr size_t kFarBytes = size_t{4} << 20;     // of z: what is smaller is near anyway when its moments are gathered
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
@@ -186,11 +187,11 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
     return -1;
   const Tensor to(second_.output(), a.y, y_step);
   const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
-  size_t kept;
+  size_t kept = 0;
   if (keeps && __builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept))
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
   const normalization::Plan& plan = second_.plan;
-  const bool in_parts = keeps && takes_moments(plan) && first_.runs_in_parts(f);
+  const bool in_parts = keeps && kept >= kFarBytes && takes_moments(plan) && first_.runs_in_parts(f);
   normalization::RunMoments* moments = nullptr;
   const auto lay_out = [&](Room* room, std::byte** z) {
     if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);

@@ -175,7 +175,7 @@ class ArithmeticFirst {
   size_t bytes(const Forward&, size_t) const { return 0; }
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
   bool runs_in_parts(const Forward&) const { return has_channels_; }
-  static size_t part_channels() { return 1; }
+  size_t part_channels() const { return part_.output().extent[2]; }
   void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
 
   using Backward = arithmetic::BackwardCall;
@@ -200,6 +200,7 @@ class ArithmeticFirst {
 
   arithmetic::Plan plan_;
   arithmetic::Plan channel_;   // the same for images of one channel
+  arithmetic::Plan part_;      // and of some
   bool has_channels_ = false;  // all operands are images of the output's shape, one per sample
   size_t threads_;
 };

@@ -10,6 +10,7 @@ namespace obn::fused {
 namespace {
 
 constexpr size_t kNearBytes = size_t{8} << 20;     // of z, done at a time
+constexpr size_t kPartBytes = size_t{64} << 10;    // of z in a part of arithmetic
 constexpr size_t kStreamBytes = size_t{16} << 20;  // results from this on are written past the caches
 
 void pack(BNNSNDArrayDescriptor* descriptor) { std::fill_n(descriptor->stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0}); }
@@ -205,15 +206,22 @@ int read_plan(BNNSLayerParametersArithmetic parameters, size_t threads, const Ch
 
 }  // namespace
 
-// A second plan for one channel, where channels are alike.
+// Plans for one channel and for some, where channels are alike.
 int ArithmeticFirst::prepare_channels(const BNNSLayerParametersArithmetic& parameters) {
   const View& z = plan_.output();
   has_channels_ = z.layout == BNNSDataLayoutImageCHW;
   for (size_t k = 0; k < plan_.inputs(); ++k)
     has_channels_ &= plan_.input_role(k) == BNNSSample && plan_.input(k).count == z.count;
   if (!has_channels_) return 0;
-  const auto one_channel = [](BNNSNDArrayDescriptor* operand) { operand->size[2] = 1; };
-  return read_plan(parameters, threads_, one_channel, &channel_);
+  // A part is a divisor of the channels.
+  const size_t most = std::max<size_t>(1, kPartBytes / (z.extent[0] * z.extent[1] * sizeof(float)));
+  size_t part = std::min(most, z.extent[2]);
+  while (z.extent[2] % part != 0) --part;
+  const auto some = [](size_t channels) {
+    return [channels](BNNSNDArrayDescriptor* operand) { operand->size[2] = channels; };
+  };
+  if (read_plan(parameters, threads_, some(part), &part_) != 0) return -1;
+  return read_plan(parameters, threads_, some(1), &channel_);
 }
 
 int ArithmeticFirst::prepare(const void* block) {
@@ -247,7 +255,7 @@ void ArithmeticFirst::run(const Forward& f, size_t, size_t, void* z, std::byte*)
 
 namespace {
 
-// One channel of one sample of an operand, as the plan of one channel has it.
+// Some channels of one sample of an operand, from `channel` on, as a plan of so many has it.
 arithmetic::Operand part_of(const arithmetic::Operand& operand, const View& view, size_t sample, size_t channel) {
   if (!operand.data) return {&view, nullptr, 0};
   const size_t at = sample * operand.step + channel * operand.view->stride[2];
@@ -259,9 +267,9 @@ arithmetic::Operand part_of(const arithmetic::Operand& operand, const View& view
 void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, float* z) const {
   Forward part;
   part.batch = 1;
-  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], channel_.input(k), sample, channel);
-  part.y = {&channel_.output(), reinterpret_cast<std::byte*>(z), channel_.output().count};
-  channel_.run(part);
+  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], part_.input(k), sample, channel);
+  part.y = {&part_.output(), reinterpret_cast<std::byte*>(z), part_.output().count};
+  part_.run(part);
 }
 
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {

@@ -711,6 +711,31 @@ TEST(fused_large_layers_equal_the_two_layers) {
   }
 }
 
+// Large enough that the first layer is done in parts, and that gradients go past the caches.
+TEST(fused_layers_in_parts_equal_the_two_layers) {
+  for (BNNSFilterType norm : {BNNSBatchNorm, BNNSGroupNorm}) {
+    for (bool is_odd : {false, true}) {
+      Setup s;
+      s.norm = norm;
+      s.n = 6;
+      s.c = s.o = s.groups = 12;
+      s.h = is_odd ? 131 : 128;
+      s.w = is_odd ? 129 : 128;
+      check_setup(s, 1);  // depthwise
+      s.groups = s.c = 1;
+      check_setup(s, 2);  // narrow
+      s.first = First::arithmetic;
+      s.c = 12;
+      s.n = 24;
+      if (!is_odd) s.shift = 12;  // on a cache line
+      check_setup(s, 3);
+      s.function = BNNSArithmeticMultiplyAdd;
+      s.n = 6;
+      check_setup(s, 4);
+    }
+  }
+}
+
 TEST(fused_any_number_of_threads_gives_the_same_bits) {
   for (First first : kFirsts) {
     for (BNNSFilterType norm : kNorms) {

@@ -267,7 +267,8 @@ struct Standardize {
 };
 
 // A run is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
-// is read before anything is written, because a read that follows a write to the same place of another page may wait.
+// is read before anything is written, because a read that follows a write to the same place of another page may wait;
+// and reading begins a step earlier where the writing of a run begins some values later.
 
 // y, and the copy of x, of a run.
 template <bool copies, bool streams, class Parameters>
@@ -334,6 +335,10 @@ OBN_INLINE void channels_forward(const Forward& job) {
       const size_t n = block + kBlock < length ? kBlock : length - block;
       Gathered next = gather_about(job.next.data + k * job.next.step + block, n);
       size_t i = 0;
+      if (o > 0 && n >= kWide) {
+        next.wide(0, kAhead);
+        i = kWide;
+      }
       for (; i + kWide <= n && o + kWide <= length; i += kWide, o += kWide) {
         next.wide(i, kAhead);
         output.wide(o);
@@ -394,7 +399,11 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
     }
     Gathered next = gather_about(job->x[k + 1], length);
     size_t i = 0;
-    for (; o + kWide <= length; o += kWide, i += kWide) {
+    if (o > 0) {
+      next.wide(0, ahead);
+      i = kWide;
+    }
+    for (; i + kWide <= length && o + kWide <= length; o += kWide, i += kWide) {
       next.wide(i, ahead);
       output.wide(o);
     }
