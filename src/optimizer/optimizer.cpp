@@ -47,7 +47,7 @@ size_t roles_of(Rule rule) {
 
 namespace {
 
-constexpr size_t kPiece = 16384;  // values of a piece of parallel work
+constexpr size_t kPiece = 65536;  // values of a piece of parallel work
 
 // ---- fields ----
 
@@ -311,6 +311,8 @@ class Step {
   size_t pieces() const { return (total_ + kPiece - 1) / kPiece; }
   template <class Body>
   void parts(size_t piece, const Body& body) const;
+  template <class Body>
+  void each_piece(const Body& body) const;
 
   Fields fields_;
   size_t count_ = 0, total_ = 0, threads_ = 0;
@@ -388,6 +390,18 @@ void Step::parts(size_t piece, const Body& body) const {
   }
 }
 
+// Calls body(piece) for all pieces. Threads that take turns get neighbouring pieces of a stretch of their own, or else
+// each would prefetch what the other is about to write (Adam, a million values, two threads: 0.16 ms; with pieces of
+// 16384 taken in order 0.23). Only the order depends on the number of threads.
+template <class Body>
+void Step::each_piece(const Body& body) const {
+  const size_t threads = std::min(threads_for(threads_), pieces()), stretch = (pieces() + threads - 1) / threads;
+  parallel(stretch * threads, threads, [&](size_t turn) {
+    const size_t piece = turn % threads * stretch + turn / threads;
+    if (piece < pieces()) body(piece);
+  });
+}
+
 // The norms that clip. Piece and tensor both only grow from part to part, so their sum numbers the parts.
 void Step::measure() {
   const bool is_global = fields_.clipping == BNNSOptimizerClippingByGlobalNorm;
@@ -395,7 +409,7 @@ void Step::measure() {
   double joint = static_cast<double>(fields_.use_norm);
   if (!is_global || fields_.use_norm == 0.0f) {
     const auto sum_squares = clip::targets.best().sum_squares;
-    parallel(pieces(), threads_for(threads_), [&](size_t piece) {
+    each_piece([&](size_t piece) {
       parts(piece, [&](size_t p, size_t first, size_t n) {
         work_.partial[piece + p] = sum_squares(work_.tensors[p].g + first, n);
       });
@@ -424,7 +438,7 @@ void Step::run() {
   measure();
   const Run function = targets.best().run[static_cast<size_t>(fields_.rule)];
   const size_t roles = roles_of(fields_.rule);
-  parallel(pieces(), threads_for(threads_), [&](size_t piece) {
+  each_piece([&](size_t piece) {
     Numbers numbers = fields_.numbers;
     parts(piece, [&](size_t p, size_t first, size_t n) {
       const Tensor& t = work_.tensors[p];

@@ -303,7 +303,7 @@ TEST(optimizer_functions_follow_their_formulas) {
 
 TEST(optimizer_same_bits_for_any_number_of_threads) {
   const size_t before = obn_get_num_threads();
-  const std::vector<size_t> sizes = {5, 100000, 1, 33000, 16384, 7};
+  const std::vector<size_t> sizes = {5, 300000, 1, 33000, 65536, 7};
   BNNSOptimizerAdamWithClippingFields adam = plain_adam();
   adam.clipping_func = BNNSOptimizerClippingByGlobalNorm;
   adam.clip_gradients_max_norm = 1.0f;
