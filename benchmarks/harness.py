@@ -94,6 +94,23 @@ class Trainer:
 
 
 @dataclass(frozen=True)
+class Learner:
+    """One way to train a network of a case, whose batches it holds as it likes them.
+
+    restart: everything as it was before the first step. step: on the batch of that number; returns
+    its loss, read by Python, as one who watches it does.
+    """
+
+    name: str
+    restart: Step
+    step: Callable[[int], float]
+    tolerance: float = 1e-4  # of its losses; ROUGH where statistics of a batch are rough
+
+
+ROUGH = 2e-3  # batch norms that sum thousands of values one by one in float32: 5e-4 off in y
+
+
+@dataclass(frozen=True)
 class Work:
     """What an ideal kernel does: bytes read, bytes written, vector operations times lanes."""
 

@@ -4,6 +4,8 @@
 // Makers return NULL on failure; onednn_error() then gives the reason. Arrays cross this door in plain order
 // (images: n c h w; weights: o i h w, transposed i o h w; activations: rows, columns). Weights are the exception to
 // "nothing reordered": they belong to the caller, who updates them in plain order, so every pass converts them.
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <string>
@@ -509,6 +511,245 @@ Chain* make_arithmetic(const char* function, const memory::dims& a_shape, const 
   return c;
 }
 
+// ---- a network with its training step ----
+
+// One learned array with the moments of Adam. It lies as its forward pass likes it: Adam does not care about the order,
+// and values that only fill up a block stay 0.
+struct Parameter {
+  memory value, gradient;
+  memory::desc plain;
+  std::vector<float> first, second;
+
+  Parameter(const memory::desc& inside, const memory::desc& caller)
+      : value(inside, cpu()), gradient(inside, cpu()), plain(caller), first(inside.get_size() / sizeof(float)),
+        second(first.size()) {}
+};
+
+struct Statistics {
+  memory mean, variance;  // of the batch
+  std::vector<float> moving_mean, moving_variance;
+};
+
+struct Network {
+  dnnl::stream stream{cpu()};
+  Pass forward, backward;
+  memory images, logits, grad_logits;
+  std::vector<Parameter> parameters;  // of every stage: weights, bias if any, gamma, beta; then fully connected
+  std::vector<Statistics> statistics;
+  int64_t batch = 0, classes = 0, time_step = 0;
+  float rate = 0, clip = 0, l2 = 0, momentum = 0;  // clip 0: gradients stay as they are
+
+  Parameter& add_parameter(const memory::desc& inside, const memory::desc& plain) {
+    return parameters.emplace_back(inside, plain);
+  }
+};
+
+// What a stage hands on, and the primitives that lead back through it, first to last.
+struct Stage {
+  memory x, y, dx, dy;  // dx: none for the first stage
+  Pass back;
+};
+
+memory scratch_of(const memory::desc& desc) { return memory(desc, cpu()); }
+
+// Convolution 3 x 3 to `outputs` channels, batch norm with ReLU, max pooling 2 x 2.
+Stage add_stage(Network& net, const memory& given, Tag tag, int64_t outputs, bool with_bias, float epsilon,
+                bool is_first) {
+  const auto type = memory::data_type::f32;
+  const memory::dims in = given.get_desc().get_dims(), out{in[0], outputs, in[2], in[3]};
+  const memory::dims pooled{in[0], outputs, in[2] / 2, in[3] / 2}, one{1, 1}, two{2, 2}, none{0, 0};
+  const auto kind = algorithm::convolution_auto, max = algorithm::pooling_max;
+  const memory::desc x_desc = is_first ? given.get_desc() : memory::desc(in, type, tag), y_desc(out, type, tag);
+  const memory::desc w_desc({outputs, in[1], 3, 3}, type, Tag::any), plain_w({outputs, in[1], 3, 3}, type, Tag::oihw);
+  const memory::desc channels = vector_of(outputs);
+
+  using Convolution = dnnl::convolution_forward;
+  using ByWeights = dnnl::convolution_backward_weights;
+  const auto training = dnnl::prop_kind::forward_training;
+  const Convolution::primitive_desc convolution =
+      with_bias ? Convolution::primitive_desc(cpu(), training, kind, x_desc, w_desc, channels, y_desc, one, one, one,
+                                              own_scratch())
+                : Convolution::primitive_desc(cpu(), training, kind, x_desc, w_desc, y_desc, one, one, one,
+                                              own_scratch());
+  const ByWeights::primitive_desc by_weights =
+      with_bias ? ByWeights::primitive_desc(cpu(), kind, x_desc, w_desc, channels, y_desc, one, one, one, convolution,
+                                            own_scratch())
+                : ByWeights::primitive_desc(cpu(), kind, x_desc, w_desc, y_desc, one, one, one, convolution,
+                                            own_scratch());
+
+  Stage stage;
+  stage.x = net.forward.as(given, convolution.src_desc());
+  const memory z(convolution.dst_desc(), cpu());
+  const Parameter w = net.add_parameter(convolution.weights_desc(), plain_w);
+  Arguments up{{DNNL_ARG_SRC, stage.x}, {DNNL_ARG_WEIGHTS, w.value}, {DNNL_ARG_DST, z},
+               {DNNL_ARG_SCRATCHPAD, scratch_of(convolution.scratchpad_desc())}};
+  Arguments down{{DNNL_ARG_SCRATCHPAD, scratch_of(by_weights.scratchpad_desc())}};
+  if (with_bias) {
+    const Parameter bias = net.add_parameter(channels, channels);
+    up[DNNL_ARG_BIAS] = bias.value;
+    down[DNNL_ARG_DIFF_BIAS] = bias.gradient;
+  }
+  net.forward.add(Convolution(convolution), std::move(up));
+
+  // The chain's norm: scale and shift are its given arrays.
+  Chain chain;
+  std::vector<memory> gradients;
+  const Normalized norm = normalize_batch(chain, z, epsilon, true, gradients);
+  auto& [norm_forward, norm_arguments] = chain.forward.steps[0];
+  for (size_t i = 0; i < 2; i++) {
+    Parameter& parameter = net.add_parameter(channels, channels);
+    parameter.value = chain.given[i].inside;
+    parameter.gradient = gradients[i];
+  }
+  net.statistics.push_back({norm_arguments.at(DNNL_ARG_MEAN), norm_arguments.at(DNNL_ARG_VARIANCE),
+                            std::vector<float>(outputs, 0.0F), std::vector<float>(outputs, 1.0F)});
+  net.forward.add(norm_forward, norm_arguments);
+
+  const memory::desc inside = z.get_desc(), pooled_desc(pooled, type, Tag::any);
+  const dnnl::pooling_forward::primitive_desc pool(cpu(), training, max, inside, pooled_desc, two, two, none, none,
+                                                   none, own_scratch());
+  const dnnl::pooling_backward::primitive_desc unpool(cpu(), max, inside, pool.dst_desc(), two, two, none, none, none,
+                                                      pool, own_scratch());
+  const memory winners(pool.workspace_desc(), cpu());
+  stage.y = memory(pool.dst_desc(), cpu());
+  stage.dy = memory(pool.dst_desc(), cpu());
+  net.forward.add(dnnl::pooling_forward(pool), {{DNNL_ARG_SRC, norm.y}, {DNNL_ARG_DST, stage.y},
+                                                {DNNL_ARG_WORKSPACE, winners},
+                                                {DNNL_ARG_SCRATCHPAD, scratch_of(pool.scratchpad_desc())}});
+
+  Pass& b = stage.back;
+  b.add(dnnl::pooling_backward(unpool), {{DNNL_ARG_DIFF_DST, stage.dy}, {DNNL_ARG_DIFF_SRC, norm.dy},
+                                         {DNNL_ARG_WORKSPACE, winners},
+                                         {DNNL_ARG_SCRATCHPAD, scratch_of(unpool.scratchpad_desc())}});
+  b.add(chain.backward.steps[0].first, chain.backward.steps[0].second);
+  const memory dw = b.into(w.gradient, by_weights.diff_weights_desc());
+  down[DNNL_ARG_SRC] = b.as(stage.x, by_weights.src_desc());
+  down[DNNL_ARG_DIFF_DST] = b.as(norm.dx, by_weights.diff_dst_desc());
+  down[DNNL_ARG_DIFF_WEIGHTS] = dw;
+  b.add(ByWeights(by_weights), std::move(down));
+  b.back(dw, w.gradient);
+  if (is_first) return stage;
+
+  const dnnl::convolution_backward_data::primitive_desc by_data(cpu(), kind, x_desc, w_desc, y_desc, one, one, one,
+                                                                convolution, own_scratch());
+  stage.dx = memory(by_data.diff_src_desc(), cpu());
+  b.add(dnnl::convolution_backward_data(by_data),
+        {{DNNL_ARG_DIFF_DST, b.as(norm.dx, by_data.diff_dst_desc())},
+         {DNNL_ARG_WEIGHTS, b.as(w.value, by_data.weights_desc())}, {DNNL_ARG_DIFF_SRC, stage.dx},
+         {DNNL_ARG_SCRATCHPAD, scratch_of(by_data.scratchpad_desc())}});
+  return stage;
+}
+
+// Fully connected, of images in the layout they come in; their gradient goes to dx.
+void add_classes(Network& net, const memory& x, const memory& dx, bool with_bias) {
+  const auto type = memory::data_type::f32;
+  memory::dims dims = x.get_desc().get_dims();
+  dims[0] = net.classes;
+  const memory::desc x_desc = x.get_desc(), w_desc(dims, type, Tag::any), plain_w(dims, type, Tag::oihw);
+  const memory::desc y_desc({net.batch, net.classes}, type, Tag::ab), bias_desc = vector_of(net.classes);
+  using Product = dnnl::inner_product_forward;
+  using ByWeights = dnnl::inner_product_backward_weights;
+  const auto training = dnnl::prop_kind::forward_training;
+  const Product::primitive_desc product =
+      with_bias ? Product::primitive_desc(cpu(), training, x_desc, w_desc, bias_desc, y_desc, own_scratch())
+                : Product::primitive_desc(cpu(), training, x_desc, w_desc, y_desc, own_scratch());
+  const dnnl::inner_product_backward_data::primitive_desc by_data(cpu(), x_desc, w_desc, y_desc, product,
+                                                                  own_scratch());
+  const ByWeights::primitive_desc by_weights =
+      with_bias ? ByWeights::primitive_desc(cpu(), x_desc, w_desc, bias_desc, y_desc, product, own_scratch())
+                : ByWeights::primitive_desc(cpu(), x_desc, w_desc, y_desc, product, own_scratch());
+
+  net.logits = memory(y_desc, cpu());
+  net.grad_logits = memory(y_desc, cpu());
+  const Parameter w = net.add_parameter(product.weights_desc(), plain_w);
+  Arguments up{{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, w.value}, {DNNL_ARG_DST, net.logits},
+               {DNNL_ARG_SCRATCHPAD, scratch_of(product.scratchpad_desc())}};
+  Pass& b = net.backward;
+  const memory dw = b.into(w.gradient, by_weights.diff_weights_desc());
+  Arguments down{{DNNL_ARG_SRC, x}, {DNNL_ARG_DIFF_DST, net.grad_logits}, {DNNL_ARG_DIFF_WEIGHTS, dw},
+                 {DNNL_ARG_SCRATCHPAD, scratch_of(by_weights.scratchpad_desc())}};
+  if (with_bias) {
+    const Parameter bias = net.add_parameter(bias_desc, bias_desc);
+    up[DNNL_ARG_BIAS] = bias.value;
+    down[DNNL_ARG_DIFF_BIAS] = bias.gradient;
+  }
+  net.forward.add(Product(product), std::move(up));
+  b.add(ByWeights(by_weights), std::move(down));
+  b.back(dw, w.gradient);
+  b.add(dnnl::inner_product_backward_data(by_data),
+        {{DNNL_ARG_DIFF_DST, net.grad_logits}, {DNNL_ARG_WEIGHTS, b.as(w.value, by_data.weights_desc())},
+         {DNNL_ARG_DIFF_SRC, dx}, {DNNL_ARG_SCRATCHPAD, scratch_of(by_data.scratchpad_desc())}});
+}
+
+Network* make_network(const char* layout, const memory::dims& image, const std::vector<int64_t>& stages,
+                      int64_t classes, bool stage_bias, bool bias, float epsilon) {
+  const Tag tag = choose(kImageLayouts, layout);
+  auto* net = new Network{};
+  net->batch = image[0];
+  net->classes = classes;
+  // One channel: plain order is every order.
+  net->images = memory({image, memory::data_type::f32, tag == Tag::any ? Tag::nchw : tag}, cpu());
+  std::vector<Stage> built;
+  for (const int64_t outputs : stages) {
+    const bool is_first = built.empty();
+    built.push_back(add_stage(*net, is_first ? net->images : built.back().y, tag, outputs, stage_bias, epsilon,
+                              is_first));
+  }
+  add_classes(*net, built.back().y, built.back().dy, bias);
+  for (size_t i = built.size(); i-- > 0;) {
+    for (auto& step : built[i].back.steps) net->backward.steps.push_back(step);
+    if (i > 0) net->backward.back(built[i].dx, built[i - 1].dy);
+  }
+  return net;
+}
+
+float* values_of(const memory& m) { return static_cast<float*>(m.get_data_handle()); }
+
+// Mean softmax cross-entropy of rows, and its gradient.
+float cross_entropy(const float* logits, const float* labels, float* gradient, int64_t rows, int64_t columns) {
+  float loss = 0;
+  for (int64_t r = 0; r < rows; r++, logits += columns, labels += columns, gradient += columns) {
+    const float highest = *std::max_element(logits, logits + columns);
+    float sum = 0;
+    for (int64_t i = 0; i < columns; i++) sum += gradient[i] = std::exp(logits[i] - highest);
+    const float log_sum = std::log(sum) + highest;
+    for (int64_t i = 0; i < columns; i++) {
+      loss += labels[i] * (log_sum - logits[i]);
+      gradient[i] = (gradient[i] / sum - labels[i]) / static_cast<float>(rows);
+    }
+  }
+  return loss / static_cast<float>(rows);
+}
+
+void adam(Network& net) {
+  net.time_step++;
+  const double t = static_cast<double>(net.time_step);
+  const float rate = static_cast<float>(net.rate * std::sqrt(1 - std::pow(0.999, t)) / (1 - std::pow(0.9, t)));
+  const float clip = net.clip > 0 ? net.clip : INFINITY, l2 = net.l2;
+  for (Parameter& p : net.parameters) {
+    const int64_t size = static_cast<int64_t>(p.first.size());
+    float *w = values_of(p.value), *m = p.first.data(), *v = p.second.data();
+    const float* gradient = values_of(p.gradient);
+#pragma omp parallel for simd if (size > 4096)
+    for (int64_t i = 0; i < size; i++) {
+      const float g = std::min(std::max(gradient[i], -clip), clip) + l2 * w[i];
+      m[i] = 0.9F * m[i] + 0.1F * g;
+      v[i] = 0.999F * v[i] + 0.001F * g * g;
+      w[i] -= rate * m[i] / (std::sqrt(v[i]) + 1e-8F);
+    }
+  }
+}
+
+void mix(std::vector<float>& moving, const memory& now, float momentum) {
+  for (size_t i = 0; i < moving.size(); i++)
+    moving[i] = momentum * moving[i] + (1 - momentum) * values_of(now)[i];
+}
+
+void run_pass(Network& net, Pass& pass) {
+  for (auto& [primitive, arguments] : pass.steps) primitive.execute(net.stream, arguments);
+  net.stream.wait();
+}
+
 void reorder(dnnl::stream& stream, memory from, memory to) {
   dnnl::reorder(from, to).execute(stream, from, to);
   stream.wait();
@@ -672,4 +913,47 @@ void onednn_chain_run(Chain* c, int backward) {
 }
 
 void onednn_chain_free(Chain* c) { delete c; }
+
+// image: n 1 h w; stages: channels of each; the two flags: whether convolutions and the last layer have a bias
+Network* onednn_network(const char* layout, const int64_t* image, int64_t count, const int64_t* stages,
+                        int64_t classes, int stage_bias, int bias, float epsilon) {
+  return guarded([&] {
+    return make_network(layout, four(image), {stages, stages + count}, classes, stage_bias != 0, bias != 0, epsilon);
+  });
+}
+
+// As before the first step; arrays: the parameters in plain order, as Network lists them.
+void onednn_network_set(Network* net, float* const* arrays, float rate, float clip, float l2, float momentum) {
+  for (Parameter& p : net->parameters) {
+    reorder(net->stream, memory(p.plain, cpu(), *arrays++), p.value);
+    std::fill(p.first.begin(), p.first.end(), 0.0F);
+    std::fill(p.second.begin(), p.second.end(), 0.0F);
+  }
+  for (Statistics& s : net->statistics) {
+    std::fill(s.moving_mean.begin(), s.moving_mean.end(), 0.0F);
+    std::fill(s.moving_variance.begin(), s.moving_variance.end(), 1.0F);
+  }
+  net->rate = rate;
+  net->clip = clip;
+  net->l2 = l2;
+  net->momentum = momentum;
+  net->time_step = 0;
+}
+
+// One step of training on images (n, 1, h, w) and one-hot labels (n, classes). Returns the loss.
+float onednn_network_step(Network* net, float* images, const float* labels) {
+  net->images.set_data_handle(images);
+  run_pass(*net, net->forward);
+  const float loss = cross_entropy(values_of(net->logits), labels, values_of(net->grad_logits), net->batch,
+                                   net->classes);
+  run_pass(*net, net->backward);
+  for (Statistics& s : net->statistics) {
+    mix(s.moving_mean, s.mean, net->momentum);
+    mix(s.moving_variance, s.variance, net->momentum);
+  }
+  adam(*net);
+  return loss;
+}
+
+void onednn_network_free(Network* net) { delete net; }
 }

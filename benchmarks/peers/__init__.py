@@ -12,6 +12,7 @@
         arithmetic: then there is none), gamma and beta
     loss(case, x, labels, compiled) -> contenders
     optimizer(case) -> contenders, forward being a step
+    training(case, compiled) -> learners of a network of bench_training.py
     random(kind, count) -> name -> (what fills, what gives the numbers)
 
 where case is one of tests/cases, and x, w and dy are NumPy arrays. A module raises ImportError when

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.harness import Contender, Trainer
+from benchmarks.harness import Contender, Learner, Trainer
 from benchmarks.peers import padding_pair
 
 VERSIONS = {"jax": jax.__version__}
@@ -309,6 +309,83 @@ def optimizer(case):
         now = jax.block_until_ready(jitted(now[0], gradients, now[1], 5.0))
 
     return [Contender("jax", move, None, result)]
+
+
+def training(case, compiled):
+    """The whole step is one jitted function, whose arrays become those of the next step. Images
+    NHWC, weights HWIO, those of the fully connected layer in that order too."""
+
+    def forward(parameters, x):
+        stages, (fc_weights, fc_bias) = parameters
+        statistics = []
+        for weights, bias, gamma, beta in stages:
+            z = lax.conv_general_dilated(
+                x, weights, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            z = z if bias is None else z + bias
+            mean = z.mean((0, 1, 2))
+            variance = ((z - mean) ** 2).mean((0, 1, 2))
+            statistics.append((mean, variance))
+            z = jax.nn.relu((z - mean) * lax.rsqrt(variance + case.epsilon) * gamma + beta)
+            window = (1, 2, 2, 1)
+            x = lax.reduce_window(z, -jnp.inf, lax.max, window, window, "VALID")
+        logits = x.reshape(len(x), -1) @ fc_weights
+        return (logits if fc_bias is None else logits + fc_bias), statistics
+
+    def loss_of(parameters, x, labels):
+        logits, statistics = forward(parameters, x)
+        return -(labels * jax.nn.log_softmax(logits)).sum(axis=1).mean(), statistics
+
+    def adam(w, g, m, v, t):
+        if case.clip is not None:
+            g = jnp.clip(g, -case.clip, case.clip)
+        g = g + case.l2 * w
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+        rate = case.rate * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        return w - rate * m / (jnp.sqrt(v) + 1e-8), m, v
+
+    def move(state, x, labels):
+        parameters, firsts, seconds, running, t = state
+        (loss, found), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters, x, labels)
+        t = t + 1
+        leaves, tree = jax.tree.flatten(parameters)
+        others = (jax.tree.leaves(part) for part in (gradients, firsts, seconds))
+        moved = [adam(*arrays, t) for arrays in zip(leaves, *others, strict=True)]
+        new = [tree.unflatten(column) for column in zip(*moved, strict=True)]
+        share = case.momentum
+        running = jax.tree.map(lambda old, now: share * old + (1 - share) * now, running, found)
+        return loss, (*new, running, t)
+
+    jitted = jax.jit(move, donate_argnums=0)
+    xs = [_last(x) for x, _ in case.batches]
+    batches = list(zip(xs, map(jnp.asarray, case.one_hot), strict=True))
+    state = None
+
+    def restart():
+        nonlocal state
+        parameters = _network_parameters(case)
+        zeros = [jax.tree.map(jnp.zeros_like, parameters) for _ in range(2)]
+        running = [(jnp.zeros(len(s.gamma)), jnp.ones(len(s.gamma))) for s in case.stages]
+        state = jax.block_until_ready((parameters, *zeros, running, jnp.zeros(())))
+
+    def step(number):
+        nonlocal state
+        loss, state = jitted(state, *batches[number])
+        return float(loss)
+
+    return [Learner("jax", restart, step)]
+
+
+def _network_parameters(case):
+    """(weights, bias, gamma, beta) of every stage, and fully connected (weights, bias)."""
+
+    def own(array):  # donated later on
+        return None if array is None else jnp.array(array)
+
+    stages = [(_weights(s.weights), own(s.bias), own(s.gamma), own(s.beta)) for s in case.stages]
+    channels, side = len(case.stages[-1].weights), case.image[2] >> len(case.stages)
+    fc = case.fc_weights.reshape(-1, channels, side, side).transpose(2, 3, 1, 0)
+    return stages, (own(fc.reshape(-1, len(case.fc_weights))), own(case.fc_bias))
 
 
 def random(kind, count):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Contender, Trainer, build
+from benchmarks.harness import ROUGH, Contender, Learner, Trainer, build
 
 LAYOUTS = ("nchw", "nhwc", "nChw16c")
 IMAGE_LAYOUTS = ("nchw", "nhwc", "any")  # any: what oneDNN likes best, blocked where it can
@@ -28,8 +28,8 @@ def _folder_of(distribution: str, name: str) -> Path:
 def _load() -> ctypes.CDLL:
     include = _folder_of("onednn-devel-cpu-gomp", "dnnl.hpp")
     libraries = _folder_of("onednn-cpu-gomp", "libdnnl.so")
-    flags = ["-O2", "-fPIC", "-shared", "-fopenmp", f"-I{include}", f"-L{libraries}"]
-    flags += ["-ldnnl", f"-Wl,-rpath,{libraries}"]
+    flags = ["-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp"]
+    flags += [f"-I{include}", f"-L{libraries}", "-ldnnl", f"-Wl,-rpath,{libraries}"]
     path = build("onednn.cpp", "onednn", flags)
     if path is None:
         raise ImportError("onednn.cpp needs g++")
@@ -67,6 +67,13 @@ def _load() -> ctypes.CDLL:
         getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)]
     library.onednn_chain_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
     library.onednn_chain_free.argtypes = [ctypes.c_void_p]
+    library.onednn_network.restype = ctypes.c_void_p
+    library.onednn_network.argtypes = [text, sizes, number, sizes, number, flag, flag, real]
+    pointers = ctypes.POINTER(ctypes.c_void_p)
+    library.onednn_network_set.argtypes = [ctypes.c_void_p, pointers] + [real] * 4
+    library.onednn_network_step.restype = real
+    library.onednn_network_step.argtypes = [ctypes.c_void_p] * 3
+    library.onednn_network_free.argtypes = [ctypes.c_void_p]
     for name in ("onednn_trainer_set", "onednn_trainer_get"):
         getattr(library, name).argtypes = [ctypes.c_void_p] * 4
     library.onednn_trainer_run.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -309,6 +316,46 @@ def loss(case, x, labels, compiled):
 def optimizer(case):
     """It has none."""
     return []
+
+
+def training(case, compiled):
+    """A chain of primitives, ReLU inside the norm; loss and Adam in plain C++. The layers hand on
+    images in the layout of their convolution, and weights lie as it likes them."""
+    return [_Network(case, layout).learner() for layout in IMAGE_LAYOUTS]
+
+
+class _Network:
+    """Owns a network of onednn.cpp."""
+
+    def __init__(self, case, layout):
+        channels = [len(stage.weights) for stage in case.stages]
+        has_bias = case.stages[0].bias is not None, case.fc_bias is not None
+        self._handle = _library.onednn_network(
+            layout.encode(), *_sizes(case.image), len(channels), *_sizes(channels),
+            len(case.fc_weights), *has_bias, case.epsilon,
+        )  # fmt: skip
+        if not self._handle:
+            raise RuntimeError("oneDNN: " + _library.onednn_error().decode())
+        self._case, self._name = case, f"onednn {'blocked' if layout == 'any' else layout}"
+        self._labels = case.one_hot
+        self._batches = [
+            (images.ctypes.data, labels.ctypes.data)
+            for (images, _), labels in zip(case.batches, self._labels, strict=True)
+        ]
+
+    def __del__(self):
+        _library.onednn_network_free(self._handle)
+
+    def _restart(self):
+        case, pointers = self._case, _pointers(self._case.parameters)
+        numbers = (case.rate, case.clip or 0.0, case.l2, case.momentum)
+        _library.onednn_network_set(self._handle, pointers, *numbers)
+
+    def _step(self, number):
+        return _library.onednn_network_step(self._handle, *self._batches[number])
+
+    def learner(self):
+        return Learner(self._name, self._restart, self._step, ROUGH)
 
 
 def random(kind, count):

