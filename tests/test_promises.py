@@ -709,3 +709,66 @@ def test_large_results_agree_with_small_ones():
         assert_close(
             dx[n : n + 1], part.apply_backward(None, None, dy[n : n + 1]).input.astype(np.float64)
         )
+
+
+# ---- places ----
+
+
+def shifted(values, floats):
+    """A copy that begins so many floats past a line of 64 bytes."""
+    room = np.zeros(values.size + 32, np.float32)
+    first = -(room.ctypes.data // 4) % 16 + floats
+    array = room[first : first + values.size].reshape(values.shape)
+    array[...] = values
+    return array
+
+
+def results_at(floats):
+    """What layers of every kind give when all their arrays begin there."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape):
+        return shifted(rng.standard_normal(shape, dtype=np.float32), floats)
+
+    def room(*shape):
+        return shifted(np.zeros(shape, np.float32), floats)
+
+    image, results = (4, 6, 9, 11), []
+    for layer in (
+        openbnns.ActivationLayer("gelu", input=image[1:]),
+        openbnns.ActivationLayer("softmax", input=image[1:], axes=-1),
+        openbnns.UnaryArithmeticLayer("tanh", input=image[1:]),
+        openbnns.PoolingLayer("max", input=image[1:], kernel_size=3, stride=2, padding=1),
+        openbnns.ConvolutionLayer(random(8, 6, 3, 3), input=image[1:], padding=1),
+        openbnns.ConvolutionLayer(random(6, 1, 3, 3), input=image[1:], padding=1, groups=6),
+        openbnns.ConvolutionLayer(random(7, 6, 3, 3), input=image[1:], stride=2),
+        openbnns.FullyConnectedLayer(random(10, 333)),
+    ):
+        x, dx = random(4, *layer.input_spec.shape), room(4, *layer.input_spec.shape)
+        y = layer.apply(x, out=room(4, *layer.output_spec.shape))
+        gradients = layer.apply_backward(x, y, random(*y.shape), input_gradient=dx)
+        results += [y, *gradients]
+    for kind in ("batch", "instance", openbnns.Normalization.group(3)):
+        layer = openbnns.NormalizationLayer(
+            kind, input=image[1:], beta=random(6), gamma=random(6), activation="relu"
+        )
+        y = layer.apply(random(*image), training=True, out=room(*image))
+        gradients = layer.apply_backward(None, y, random(*image), input_gradient=room(*image))
+        results += [y, *gradients]
+    loss = openbnns.LossLayer("softmax_cross_entropy", input=(37,))
+    results += loss.apply(random(13, 37), random(13, 37), input_gradient=room(13, 37))
+    for optimizer in (openbnns.AdamOptimizer(0.1, l2=0.1), openbnns.RMSPropOptimizer(0.1)):
+        parameters = [random(5, 101), random(33)]
+        bound = optimizer.bind(parameters)
+        for _ in range(4):
+            bound.step([random(5, 101), random(33)])
+        results += parameters
+    return [None if array is None else np.array(array) for array in results]
+
+
+def test_bits_do_not_depend_on_where_arrays_lie():
+    expected = results_at(0)
+    for floats in (1, 4, 7, 8, 15):
+        for ours, theirs in zip(results_at(floats), expected, strict=True):
+            if theirs is not None:
+                assert_same_bits(ours, theirs)

@@ -1066,7 +1066,7 @@ def test_other_threads_run_during_a_call():
         return any(start + quarter < tick < end - quarter for tick in ticks)
 
     # Holding the GIL would keep this thread out every time; a busy machine only now and then.
-    assert any(ran_meanwhile() for _ in range(5))
+    assert any(ran_meanwhile() for _ in range(100))
 
 
 def test_layers_cannot_be_pickled():
