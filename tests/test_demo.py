@@ -41,27 +41,31 @@ def test_the_digit_program_over_ten_seeds():
 
 
 def test_the_digit_program_follows_pytorch():
-    """Equal weights and data: the same loss to four digits for 50 steps."""
+    """Equal weights and data: the same loss to four digits for 50 steps.
+
+    Adam adds ε to the square root of the plain second moment, as BNNS does; PyTorch adds it to that
+    of the corrected one, which alone moves these losses by up to 6e-4.
+    """
     torch = pytest.importorskip("torch")
     network = digits.DigitNetwork(3)
-    p = {name: torch.tensor(w, requires_grad=True) for name, w in network.parameters.items()}
-    adam = torch.optim.Adam(p.values(), lr=0.01)
+    p = [torch.tensor(array, requires_grad=True) for array in network.parameters.values()]
+    first, second = ([torch.zeros_like(w) for w in p] for _ in range(2))
     for step in range(50):
         images, labels = digits.make_batch(3, step)
-        z = torch.nn.functional.conv2d(torch.from_numpy(images), p["weights"], p["bias"], padding=1)
-        z = torch.nn.functional.batch_norm(
-            z, None, None, p["gamma"], p["beta"], training=True, eps=1e-7
-        )
-        z = torch.nn.functional.max_pool2d(z.relu(), 2).flatten(1) @ p["fc_weights"].T
+        fc_weights, weights, bias, beta, gamma = p
+        z = torch.nn.functional.conv2d(torch.from_numpy(images), weights, bias, padding=1)
+        z = torch.nn.functional.batch_norm(z, None, None, gamma, beta, training=True, eps=1e-7)
+        z = torch.nn.functional.max_pool2d(z.relu(), 2).flatten(1) @ fc_weights.T
         loss = torch.nn.functional.cross_entropy(z, torch.from_numpy(labels))
-        adam.zero_grad()
-        loss.backward()
-        with torch.no_grad():  # clipped first, then the penalty
-            for array in p.values():
-                array.grad.clamp_(-0.5, 0.5).add_(array, alpha=0.01)
-        adam.step()
+        rate = 0.01 * (1 - 0.999 ** (step + 1)) ** 0.5 / (1 - 0.9 ** (step + 1))
+        for w, g, m, v in zip(p, torch.autograd.grad(loss, p), first, second, strict=True):
+            with torch.no_grad():  # clipped first, then the penalty
+                g = g.clamp(-0.5, 0.5) + 0.01 * w
+                m.mul_(0.9).add_(g, alpha=0.1)
+                v.mul_(0.999).addcmul_(g, g, value=0.001)
+                w -= rate * m / (v.sqrt() + 1e-8)
         ours = network.step(images, labels)
-        assert abs(ours - loss.item()) <= 1e-4 * max(1.0, loss.item()), step
+        assert abs(ours - loss.item()) <= 1e-4 * loss.item(), step
 
 
 def small_handwriting() -> demo.Handwriting:

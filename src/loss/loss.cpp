@@ -230,7 +230,7 @@ int Loss::check_results(const Arguments& a, Job* job) const {
   const size_t results = is_reduced() ? 1 : a.batch;
   if (!a.is_backward) {
     size_t step;
-    if (read_batch(y_, a.y, results, 0, Access::write, "output", &step) != 0) return -1;
+    if (read_batch(y_, a.y, results, y_.count, Access::write, "output", &step) != 0) return -1;  // without gaps
     job->wants_y = true;
     job->y = walk_of(y_, a.y, results, step);
   } else {
