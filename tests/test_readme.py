@@ -1,6 +1,8 @@
-"""The README tells the truth: its Python blocks run, its support table matches the library."""
+"""The README tells the truth: its Python blocks and the examples run, its table is the library's."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import openbnns
@@ -75,3 +77,11 @@ def test_python_blocks_run(tmp_path, monkeypatch):
             exec(compile(block, f"README.md, block {number}", "exec"), namespace)
         except Exception as error:
             pytest.fail(f"block {number} of README.md: {error!r}\n{block}")
+
+
+@pytest.mark.parametrize("example", ["first_steps.py", "digits.py"])
+def test_examples_run(example):
+    path = README.parent / "examples" / example
+    run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
