@@ -1,4 +1,4 @@
-"""The README tells the truth: its Python blocks and the examples run, its table is the library's."""
+"""The README tells the truth: its Python blocks run, so do the examples; its table is right."""
 
 import re
 import subprocess
