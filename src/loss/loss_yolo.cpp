@@ -63,7 +63,7 @@ double object_loss(const Yolo& yolo, double iou, const float* x, const float* l,
 
   if (yolo.box == kClasses) return loss;
   double m = x[kClasses], total = 0.0, labels = 0.0, distance = 0.0;
-  for (size_t i = kClasses; i < yolo.box; ++i) m = std::fmax(m, x[i]);
+  for (size_t i = kClasses; i < yolo.box; ++i) m = x[i] > m ? x[i] : m;  // gcc 12 for ARM fails on fmax here
   for (size_t i = kClasses; i < yolo.box; ++i) {
     total += std::exp(x[i] - m);
     labels += l[i];
