@@ -1,6 +1,7 @@
 // Fully connected, the bench: products of a matrix with few vectors. Letters as in fully_connected.h; s counts samples.
 #include "fully_connected/fully_connected.h"
 #include "simd/convert.h"
+#include "simd/fused.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::fully_connected {
@@ -181,7 +182,7 @@ template <class Type, size_t kSamples, size_t kRows>
     for (size_t r = 0; r < kRows; ++r) {
       const F weight = Type::get(m + r * row + c);
 #pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) total[s] += factor[r][s] * weight;
+      for (size_t s = 0; s < kSamples; ++s) total[s] = fused(factor[r][s], weight, total[s]);
     }
 #pragma GCC unroll 8
     for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
@@ -192,7 +193,7 @@ template <class Type, size_t kSamples, size_t kRows>
   for (size_t s = 0; s < kSamples; ++s) {
     F total = start ? load_first(out + s * out_row + c, n) : F{};
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) total += factor[r][s] * Type::get_first(m + r * row + c, n);
+    for (size_t r = 0; r < kRows; ++r) total = fused(factor[r][s], Type::get_first(m + r * row + c, n), total);
     store_first(out + s * out_row + c, total, n);
   }
 }
@@ -221,7 +222,7 @@ template <class Type, size_t kRows>
       float* to = out + s * out_row + c;
       F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
 #pragma GCC unroll 16
-      for (size_t r = 0; r < kRows; ++r) total += splat(u[s * u_row + r]) * weight[r];
+      for (size_t r = 0; r < kRows; ++r) total = fused(splat(u[s * u_row + r]), weight[r], total);
       if (count < kLanes) {
         store_first(to, total, count);
       } else {
@@ -249,8 +250,8 @@ template <class Type, size_t kRows>
 #pragma GCC unroll 16
       for (size_t r = 0; r < kRows; ++r) {
         const F factor = splat(u[s * u_row + r]);
-        low += factor * weight[r][0];
-        high += factor * weight[r][1];
+        low = fused(factor, weight[r][0], low);
+        high = fused(factor, weight[r][1], high);
       }
       store(to, low);
       store(to + kLanes, high);
@@ -316,13 +317,13 @@ void combine(const Matrix& m, const Part& part, const Floats& u, size_t n, float
 // Σ_s u(s, r)·v(s, c …): one vector of one row; u points at (0, r), v at (0, c).
 OBN_INLINE F outer_vector(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n) {
   F total = splat(u_at[0]) * load(v_at);
-  for (size_t s = 1; s < n; ++s) total += splat(u_at[s * u.row]) * load(v_at + s * v.row);
+  for (size_t s = 1; s < n; ++s) total = fused(splat(u_at[s * u.row]), load(v_at + s * v.row), total);
   return total;
 }
 OBN_INLINE F outer_first(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
                          size_t count) {
   F total = splat(u_at[0]) * load_first(v_at, count);
-  for (size_t s = 1; s < n; ++s) total += splat(u_at[s * u.row]) * load_first(v_at + s * v.row, count);
+  for (size_t s = 1; s < n; ++s) total = fused(splat(u_at[s * u.row]), load_first(v_at + s * v.row, count), total);
   return total;
 }
 
@@ -366,7 +367,7 @@ OBN_INLINE void outer_row_streamed(const Floats& u, const float* u_at, const Flo
     for (size_t s = 0; s < n; ++s) {
       const F values = load(v_at + s * v.row + c);
 #pragma GCC unroll 4
-      for (size_t r = 0; r < 4; ++r) total[r] += splat(u_at[s * u.row + r]) * values;
+      for (size_t r = 0; r < 4; ++r) total[r] = fused(splat(u_at[s * u.row + r]), values, total[r]);
     }
 #pragma GCC unroll 4
     for (size_t r = 0; r < 4; ++r) store(g + r * g_row + c, total[r]);
