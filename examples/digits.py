@@ -19,6 +19,7 @@ import numpy as np
 import openbnns as bnns
 
 BATCH, SIZE, CHANNELS, CLASSES = 32, 20, 32, 10
+MOST_STEPS = 1000
 
 GLYPHS = """
 .####. ..##.. ####.. ###### #..#.. ###### ..##.. ###### .####. .####.
@@ -72,7 +73,7 @@ class DigitNetwork:
         self.fc = bnns.FullyConnectedLayer(fc_weights)
         self.loss = bnns.LossLayer("softmax_cross_entropy", input=(CLASSES,), reduction="mean")
         self.adam = bnns.AdamOptimizer(
-            0.01, l2=0.01, gradient_clipping=bnns.ClipByValue(-0.5, 0.5)
+            learning_rate(0), l2=0.01, gradient_clipping=bnns.ClipByValue(-0.5, 0.5)
         ).bind(list(self.parameters.values()))
 
         # What passes between the layers, and the gradients on the way back.
@@ -122,16 +123,23 @@ def accuracy(network: DigitNetwork, seed: int, count: int = 1000) -> float:
     return float((network.predict(images) == labels.argmax(axis=1)).mean())
 
 
-def train(network: DigitNetwork, seed: int = 0, most: int = 1000):
-    """Train until the mean of the last 20 losses is below 0.125; yields every loss."""
-    last: list[float] = []
-    for step in range(most):
-        if step == 500:
-            network.adam.optimizer.learning_rate /= 10
-        last = [*last[-19:], network.step(*make_batch(seed, step))]
-        yield last[-1]
-        if len(last) == 20 and sum(last) / 20 < 0.125:
-            return
+def learning_rate(step: int) -> float:
+    """A tenth from step 500 on."""
+    return 0.01 if step < 500 else 0.001
+
+
+def is_enough(losses: list[float]) -> bool:
+    """True when the mean of the last 20 losses is below 0.125."""
+    return len(losses) >= 20 and sum(losses[-20:]) / 20 < 0.125
+
+
+def train(network: DigitNetwork, seed: int = 0):
+    """Train until it is enough; yields every loss."""
+    losses: list[float] = []
+    while len(losses) < MOST_STEPS and not is_enough(losses):
+        network.adam.optimizer.learning_rate = learning_rate(len(losses))
+        losses.append(network.step(*make_batch(seed, len(losses))))
+        yield losses[-1]
 
 
 def main() -> None:

@@ -333,10 +333,10 @@ def digit_training(seed: int) -> Training:
         "drawn digits",
         digits.DigitNetwork(seed),
         lambda step: digits.make_batch(seed, step),
-        1000,
-        lambda step: 0.01 if step < 500 else 0.001,
+        digits.MOST_STEPS,
+        digits.learning_rate,
         seed,
-        lambda losses: len(losses) >= 20 and sum(losses[-20:]) / 20 < 0.125,
+        digits.is_enough,
     )
 
 
