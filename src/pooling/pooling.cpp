@@ -260,7 +260,8 @@ bool choose_rows(Plan* plan) {
                                        : std::min(std::bit_ceil(reach + 1), std::bit_floor(kRingFloats / row));
   plan->rows_at_once = std::min((plan->ring_rows - 1) / static_cast<size_t>(plan->y.dilation) + 1, kRowsAtOnce);
   plan->line_floats = round_up(std::max(w, q) + 2 * kPad);
-  const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats;
+  const size_t shared = plan->is_in_pairs ? 4 * plan->slot_floats : 0;
+  const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats + shared;
 
   const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad);
 

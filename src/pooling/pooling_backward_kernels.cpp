@@ -507,7 +507,8 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     for (int64_t p = p0; p < p1;) {
       band.make_room(2);
       const int64_t h = plan.y.start(p);
-      const size_t pairs = band.pairs_at(h, rows_together(plan, p, static_cast<size_t>(p1 - p)));
+      const size_t left = static_cast<size_t>(p1 - p), most = left < plan.forward_rows ? left : plan.forward_rows;
+      const size_t pairs = band.pairs_at(h, rows_together(plan, p, most));
       const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
       float* first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
       float* second = pairs > 0 ? first + w : band.at(h + 1);

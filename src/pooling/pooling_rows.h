@@ -124,8 +124,21 @@ void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows,
 
 // ---- rows of windows ----
 
+// Windows can be taken from the image as it lies, two columns at a time.
+OBN_INLINE bool is_in_pairs(const Plan& plan, const Tensor& x) {
+  return plan.is_in_pairs && x.type == BNNSDataTypeFloat32 && x.x_stride == 1;
+}
+
+// What the windows of two neighbouring rows make of the image row under both.
+struct SharedRow {
+  float* value;   // (Q + kPad)
+  int32_t* code;  // (Q + kPad)
+};
+
 // The last rows of one plane that were split, ready for windows.
 struct SplitRows {
+  static constexpr int64_t kNone = INT64_MIN;
+
   const Plan& plan;
   float* ring;    // (ring_rows, row_floats), padding around each residue
   int32_t* held;  // (ring_rows) which image row a slot holds, -1 none
@@ -133,6 +146,8 @@ struct SplitRows {
   float* line;    // (line_floats) a converted row
   float padding;
   bool in_pairs = false;  // windows are taken straight from the image, the ring stays unused
+  SharedRow shared[2] = {};    // in pairs: the first is of shared_row, the second has room for the next
+  int64_t shared_row = kNone;
   const Tensor* x = nullptr;
   size_t n = 0;
   size_t c = 0;
@@ -143,16 +158,24 @@ struct SplitRows {
         line(nullptr), padding(p.function == BNNSPoolingFunctionMax ? -__builtin_inff() : 0.0f) {
     ring = scratch->take(p.ring_rows * p.row_floats);
     line = scratch->take(p.line_floats);
+    if (!p.is_in_pairs) return;
+    for (SharedRow& row : shared) row = {scratch->take(p.slot_floats), scratch->take_indices(p.slot_floats)};
   }
   [[gnu::always_inline]] inline void start_plane(const Tensor& tensor, size_t sample, size_t channel) {
     x = &tensor;
     n = sample;
     c = channel;
-    in_pairs = plan.is_in_pairs && tensor.type == BNNSDataTypeFloat32 && tensor.x_stride == 1;
+    in_pairs = is_in_pairs(plan, tensor);
+    shared_row = kNone;
     if (in_pairs) return;
     if (!is_filled) fill(ring, plan.ring_rows * plan.row_floats, padding);
     is_filled = true;
     for (size_t i = 0; i < plan.ring_rows; ++i) held[i] = -1;
+  }
+  [[gnu::always_inline]] inline void swap_shared() {
+    const SharedRow first = shared[0];
+    shared[0] = shared[1];
+    shared[1] = first;
   }
 };
 
@@ -160,13 +183,13 @@ struct SplitRows {
 OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
   if (p < plan.full_begin || p >= plan.full_end) return 1;
   const size_t left = static_cast<size_t>(plan.full_end - p);
-  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
-  return least < most ? least : most;
+  return left < most ? left : most;
 }
 
 // y (count, Q) = function over the windows of `count` rows from p on, and index (count, Q) for Max; more than one row
-// only where windows are taken from the image in pairs, and then no more than rows_together.
-void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index);
+// only where windows are taken from the image in pairs, and then no more than rows_together. Nothing past the last value
+// is written then, and index may be one row (keeps_index false).
+void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index, bool keeps_index = true);
 
 // z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it.
 void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z);
