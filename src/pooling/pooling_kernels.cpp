@@ -324,11 +324,16 @@ struct Part {
   static constexpr bool is_first = kIsFirst;  // it begins with window 0; unless it is_whole it may anyway
 };
 
-// Calls visit(q, Part) for the windows q, q+1, … of one row. Where all columns lie inside the image the last vector ends
-// with the row, and visits some windows again; else it reaches past the row.
-template <class Visit>
-OBN_INLINE void for_windows(size_t windows, size_t w, const Visit& visit) {
-  if (windows >= kLanes && 2 * windows <= w) {
+// All windows have two columns inside the image, and there are enough of them for a vector.
+OBN_INLINE bool has_whole_rows(const Plan& plan) {
+  return plan.x.windows >= static_cast<int64_t>(kLanes) && 2 * plan.x.windows <= plan.x.image;
+}
+
+// Calls visit(q, Part) for the windows q, q+1, … of one row. kWhole (has_whole_rows): the last vector ends with the row,
+// and visits some windows again; else it reaches past the row.
+template <bool kWhole, class Visit>
+OBN_INLINE void for_windows(size_t windows, const Visit& visit) {
+  if constexpr (kWhole) {
     const size_t last = windows - kLanes;
     visit(0, Part<true, true>{});
     for (size_t q = kLanes; q < last; q += kLanes) visit(q, Part<true, false>{});
@@ -338,10 +343,11 @@ OBN_INLINE void for_windows(size_t windows, size_t w, const Visit& visit) {
   }
 }
 
-// Puts v there, but only as much as there is room for: what reaches past a row of results is overwritten by the next one,
-// and nothing may reach past the last.
+// Puts v there, but no more than there is room for: what reaches past a row of results is overwritten by the next one,
+// and nothing may reach past the last. kFits: there is room.
+template <bool kFits>
 OBN_INLINE void put(float* to, F v, size_t room) {
-  if (room >= kLanes) [[likely]] {
+  if (kFits || room >= kLanes) [[likely]] {
     store(to, v);
   } else {
     store_first(to, v, room);
@@ -357,7 +363,7 @@ template <bool kThird, class Where>
 OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding, Where) {
   Columns c;
   if constexpr (Where::is_whole) {
-    split_pairs(load(row + 2 * q), load(row + 2 * q + kLanes), &c.even, &c.odd);
+    split_pairs(held(load(row + 2 * q)), held(load(row + 2 * q + kLanes)), &c.even, &c.odd);
   } else {
     split_pairs(load_clipped(row, 2 * q, w, padding), load_clipped(row, 2 * q + kLanes, w, padding), &c.even, &c.odd);
   }
@@ -407,10 +413,10 @@ OBN_INLINE I places_of(size_t q) { return iota() * 2 + static_cast<int32_t>(2 * 
 
 // The first column inside the image, relative to places_of(q): what a window that is -inf everywhere has as index.
 template <bool kThird, class Where>
-OBN_INLINE I first_code(const Plan& plan, size_t q, Where) {
+OBN_INLINE I first_code(const int32_t* first_column, size_t q, Where) {
   if (!kThird) return I{};
   if (Where::is_whole && !Where::is_first) return splat(-1);
-  return load(plan.first_column + q) - places_of(q);
+  return load(first_column + q) - places_of(q);
 }
 
 // The largest of the columns in one image row; codes are columns relative to places_of(q).
@@ -424,12 +430,13 @@ OBN_INLINE Best best_of_row(const float* row, size_t q, size_t w, I first, NanWa
 }
 
 // What windows share of an image row; NULL: of a row of padding. True when there was a NaN.
-template <bool kThird>
+template <bool kThird, bool kWhole>
 bool share_largest(const Plan& plan, const float* row, int32_t down, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const int32_t* first_column = plan.first_column;
   NanWatch nan;
-  for_windows(windows, w, [&](size_t q, auto where) __attribute__((always_inline)) {
-    const I first = first_code<kThird>(plan, q, where);
+  for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+    const I first = first_code<kThird>(first_column, q, where);
     Best best{splat(-__builtin_inff()), first + down};
     if (row) best = best_of_row<kThird>(row, q, w, first, &nan, where);
     store(to.value + q, best.value);
@@ -441,9 +448,11 @@ bool share_largest(const Plan& plan, const float* row, int32_t down, const Share
 // The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there
 // was a NaN, and everything has to be done again by largest_pairs_or_nan.
 // kShares: the last image row of a window is the first of the one below, and is compared once.
-template <size_t kRows, bool kThird, bool kShares>
-bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
+template <size_t kRows, bool kThird, bool kShares, bool kWhole>
+bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* index) {
+  const Strip strip = given;  // a copy of its own: the compiler reads the other one again after every store
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const int32_t* first_column = plan.first_column;
   SharedRow above{}, below{};
   if (kShares) {
     above = strip.shared[0];
@@ -454,8 +463,8 @@ bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* inde
   int32_t position = strip.position;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows(windows, w, [&](size_t q, auto where) __attribute__((always_inline)) {
-      const I first = first_code<kThird>(plan, q, where);
+    for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+      const I first = first_code<kThird>(first_column, q, where);
       const float* row = image;
       Best best;
       if (kShares) {
@@ -472,8 +481,8 @@ bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* inde
         store(below.value + q, next.value);
         store(below.code + q, next.code);
       }
-      put(y + q, best.value, room - q);
-      put(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
+      put<kWhole>(y + q, best.value, room - q);
+      put<kWhole>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
     });
     if (kShares) {
       const SharedRow done = above;
@@ -507,8 +516,8 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
         keep_largest<true>(c.even, code, &best.value, &best.code);
         keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
       }
-      put(y + q, best.value, room - q);
-      put(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
+      put<false>(y + q, best.value, room - q);
+      put<false>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
     }
     image += strip.next_windows;
     position += strip.advance;
@@ -524,18 +533,20 @@ OBN_INLINE F sum_of_row(const float* row, size_t q, size_t w, Where where) {
   return kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
 }
 
-template <bool kSquares, bool kThird>
+template <bool kSquares, bool kThird, bool kWhole>
 void share_sum(const Plan& plan, const float* row, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  for_windows(windows, w, [&](size_t q, auto where) __attribute__((always_inline)) {
+  for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
     store(to.value + q, row ? sum_of_row<kSquares, kThird>(row, q, w, where) : F{});
   });
 }
 
 // Averages, or (kSquares) norms.
-template <bool kSquares, size_t kRows, bool kThird, bool kShares>
-void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
+template <bool kSquares, size_t kRows, bool kThird, bool kShares, bool kWhole>
+void sum_pairs(const Plan& plan, const Strip& given, float* y) {
+  const Strip strip = given;
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const float *column_factor = plan.column_factor, *column_weight = plan.column_weight;
   SharedRow above{}, below{};
   if (kShares) {
     above = strip.shared[0];
@@ -545,7 +556,7 @@ void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
   const float factor_y = 1.0f / strip.weight_y;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows(windows, w, [&](size_t q, auto where) __attribute__((always_inline)) {
+    for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
       const float* row = image;
       F total;
       if (kShares) {
@@ -563,11 +574,11 @@ void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
       if (kSquares) {
         total = sqrt(total);
       } else if (strip.weighs_by_product) {
-        total *= load(plan.column_factor + q) * factor_y;
+        total *= load(column_factor + q) * factor_y;
       } else {
-        total /= load(plan.column_weight + q) * strip.weight_y;
+        total /= load(column_weight + q) * strip.weight_y;
       }
-      put(y + q, total, room - q);
+      put<kWhole>(y + q, total, room - q);
     });
     if (kShares) {
       const SharedRow done = above;
@@ -580,43 +591,51 @@ void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
   }
 }
 
-template <size_t kRows, bool kThird>
+template <size_t kRows, bool kThird, bool kWhole>
 void window_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   if (plan.function == BNNSPoolingFunctionMax) {
-    if (largest_pairs<kRows, kThird, false>(plan, strip, y, index)) [[unlikely]]
+    if (largest_pairs<kRows, kThird, false, kWhole>(plan, strip, y, index)) [[unlikely]]
       largest_pairs_or_nan<kRows, kThird>(plan, strip, y, index);
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    sum_pairs<true, kRows, kThird, false>(plan, strip, y);
+    sum_pairs<true, kRows, kThird, false, kWhole>(plan, strip, y);
   } else {
-    sum_pairs<false, kRows, kThird, false>(plan, strip, y);
+    sum_pairs<false, kRows, kThird, false, kWhole>(plan, strip, y);
   }
+}
+
+// `under` image rows under each window.
+template <bool kThird, bool kWhole>
+void window_pairs_of(int64_t under, const Plan& plan, const Strip& strip, float* y, int32_t* index) {
+  const auto run = under == 1   ? window_pairs<1, kThird, kWhole>
+                   : under == 2 ? window_pairs<2, kThird, kWhole>
+                                : window_pairs<3, kThird, kWhole>;
+  run(plan, strip, y, index);
 }
 
 // Three image rows under each window, the first of which rows.shared[0] holds, unless it has to be filled from `above`.
 // NULL is a row of padding: then there is one row of windows.
-template <bool kThird>
+template <bool kThird, bool kWhole>
 void window_pairs_shared(SplitRows& rows, const Strip& strip, bool is_filled, const float* above, float* y,
                          int32_t* index) {
   const Plan& plan = rows.plan;
   if (plan.function == BNNSPoolingFunctionMax) {
-    const bool has_nan = !is_filled && share_largest<kThird>(plan, above, strip.down, rows.shared[0]);
-    if (!has_nan && !largest_pairs<3, kThird, true>(plan, strip, y, index)) [[likely]] return;
+    const bool has_nan = !is_filled && share_largest<kThird, kWhole>(plan, above, strip.down, rows.shared[0]);
+    if (!has_nan && !largest_pairs<3, kThird, true, kWhole>(plan, strip, y, index)) [[likely]] return;
     rows.shared_row = SplitRows::kNone;
+    Strip inside = strip;  // without the row of padding
     if (above) {
-      Strip all = strip;
-      all.image = above;
-      largest_pairs_or_nan<3, kThird>(plan, all, y, index);
+      inside.image = above;
+      largest_pairs_or_nan<3, kThird>(plan, inside, y, index);
     } else {
-      Strip inside = strip;
       inside.position += strip.down;
       largest_pairs_or_nan<2, kThird>(plan, inside, y, index);
     }
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    if (!is_filled) share_sum<true, kThird>(plan, above, rows.shared[0]);
-    sum_pairs<true, 3, kThird, true>(plan, strip, y);
+    if (!is_filled) share_sum<true, kThird, kWhole>(plan, above, rows.shared[0]);
+    sum_pairs<true, 3, kThird, true, kWhole>(plan, strip, y);
   } else {
-    if (!is_filled) share_sum<false, kThird>(plan, above, rows.shared[0]);
-    sum_pairs<false, 3, kThird, true>(plan, strip, y);
+    if (!is_filled) share_sum<false, kThird, kWhole>(plan, above, rows.shared[0]);
+    sum_pairs<false, 3, kThird, true, kWhole>(plan, strip, y);
   }
 }
 
@@ -637,7 +656,7 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
   const auto image_row = [&](int64_t k) {
     return reinterpret_cast<const float*>(rows.x->at(rows.n, rows.c, static_cast<size_t>(start + axis.dilation * k)));
   };
-  const bool is_third = plan.columns_count == 3;
+  const bool is_third = plan.columns_count == 3, is_whole = has_whole_rows(plan);
   Strip strip;
   strip.next_row = static_cast<size_t>(axis.dilation) * pitch;
   strip.next_windows = static_cast<size_t>(axis.stride) * pitch;
@@ -653,19 +672,18 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
     strip.position = static_cast<int32_t>(start * plan.x.image);
     const bool is_filled = rows.shared_row == start;
     rows.shared_row = start + axis.stride * static_cast<int64_t>(count);
-    (is_third ? window_pairs_shared<true> : window_pairs_shared<false>)(
-        rows, strip, is_filled, first == 0 ? image_row(0) : nullptr, y, index);
+    const auto run = is_third ? (is_whole ? window_pairs_shared<true, true> : window_pairs_shared<true, false>)
+                              : (is_whole ? window_pairs_shared<false, true> : window_pairs_shared<false, false>);
+    run(rows, strip, is_filled, first == 0 ? image_row(0) : nullptr, y, index);
     if (count % 2 == 1) rows.swap_shared();
     return;
   }
   strip.image = image_row(first);
   strip.position = static_cast<int32_t>((start + axis.dilation * first) * plan.x.image);
-  if (under == 1) {
-    (is_third ? window_pairs<1, true> : window_pairs<1, false>)(plan, strip, y, index);
-  } else if (under == 2) {
-    (is_third ? window_pairs<2, true> : window_pairs<2, false>)(plan, strip, y, index);
+  if (is_third) {
+    (is_whole ? window_pairs_of<true, true> : window_pairs_of<true, false>)(under, plan, strip, y, index);
   } else {
-    (is_third ? window_pairs<3, true> : window_pairs<3, false>)(plan, strip, y, index);
+    (is_whole ? window_pairs_of<false, true> : window_pairs_of<false, false>)(under, plan, strip, y, index);
   }
 }
 
