@@ -317,29 +317,41 @@ OBN_INLINE void prefetch_behind(const float* p) {
   if (2 * sizeof(F) > 64) __builtin_prefetch(at + 64, 0, 0);
 }
 
-// Where a vector of windows lies in its row.
-template <bool kIsWhole, bool kIsFirst>
-struct Part {
-  static constexpr bool is_whole = kIsWhole;  // all columns lie inside the image, but perhaps the one before window 0
-  static constexpr bool is_first = kIsFirst;  // it begins with window 0; unless it is_whole it may anyway
+// How the windows of a row fill vectors.
+enum class Fill {
+  whole,    // at least one vector of windows, all with two columns inside the image
+  narrow,   // the same with less than one vector (AVX-512 only, which loads parts of vectors)
+  clipped,  // the rest
 };
-
-// All windows have two columns inside the image, and there are enough of them for a vector.
-OBN_INLINE bool has_whole_rows(const Plan& plan) {
-  return plan.x.windows >= static_cast<int64_t>(kLanes) && 2 * plan.x.windows <= plan.x.image;
+OBN_INLINE Fill fill_of(const Plan& plan) {
+  if (2 * plan.x.windows > plan.x.image) return Fill::clipped;
+  if (plan.x.windows >= static_cast<int64_t>(kLanes)) return Fill::whole;
+  return kLanes == 16 ? Fill::narrow : Fill::clipped;
 }
 
-// Calls visit(q, Part) for the windows q, q+1, … of one row. kWhole (has_whole_rows): the last vector ends with the row,
-// and visits some windows again; else it reaches past the row.
-template <bool kWhole, class Visit>
+// Where a vector of windows lies in its row.
+template <Fill kFill, bool kIsFirst>
+struct Part {
+  static constexpr Fill fill = kFill;
+  static constexpr bool is_first = kIsFirst;  // it begins with window 0; a clipped one may anyway
+  Keep low = {};                              // narrow: which columns there are
+  Keep high = {};
+};
+
+// Calls visit(q, Part) for the windows q, q+1, … of one row. The last vector of whole ones ends with the row, and visits
+// some windows again; others reach past the row.
+template <Fill kFill, class Visit>
 OBN_INLINE void for_windows(size_t windows, const Visit& visit) {
-  if constexpr (kWhole) {
+  if constexpr (kFill == Fill::whole) {
     const size_t last = windows - kLanes;
-    visit(0, Part<true, true>{});
-    for (size_t q = kLanes; q < last; q += kLanes) visit(q, Part<true, false>{});
-    if (last > 0) visit(last, Part<true, false>{});
+    visit(0, Part<kFill, true>{});
+    for (size_t q = kLanes; q < last; q += kLanes) visit(q, Part<kFill, false>{});
+    if (last > 0) visit(last, Part<kFill, false>{});
+  } else if constexpr (kFill == Fill::narrow) {
+    const size_t columns = 2 * windows, low = columns < kLanes ? columns : kLanes;
+    visit(0, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low)});
   } else {
-    for (size_t q = 0; q < windows; q += kLanes) visit(q, Part<false, false>{});
+    for (size_t q = 0; q < windows; q += kLanes) visit(q, Part<kFill, false>{});
   }
 }
 
@@ -360,16 +372,18 @@ struct Columns {
 };
 
 template <bool kThird, class Where>
-OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding, Where) {
+OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding, Where where) {
   Columns c;
-  if constexpr (Where::is_whole) {
+  if constexpr (Where::fill == Fill::narrow) {
+    split_pairs(held(load_kept(row, where.low)), held(load_kept(row + kLanes, where.high)), &c.even, &c.odd);
+  } else if constexpr (Where::fill == Fill::whole) {
     split_pairs(held(load(row + 2 * q)), held(load(row + 2 * q + kLanes)), &c.even, &c.odd);
   } else {
     split_pairs(load_clipped(row, 2 * q, w, padding), load_clipped(row, 2 * q + kLanes, w, padding), &c.even, &c.odd);
   }
   c.before = padding;
   if (!kThird) return c;
-  const bool has_before = Where::is_whole ? !Where::is_first : q > 0 && 2 * q <= w;
+  const bool has_before = Where::fill == Fill::clipped ? q > 0 && 2 * q <= w : !Where::is_first;
   c.before = slide(has_before ? splat(row[2 * q - 1]) : padding, c.odd);
   return c;
 }
@@ -415,7 +429,7 @@ OBN_INLINE I places_of(size_t q) { return iota() * 2 + static_cast<int32_t>(2 * 
 template <bool kThird, class Where>
 OBN_INLINE I first_code(const int32_t* first_column, size_t q, Where) {
   if (!kThird) return I{};
-  if (Where::is_whole && !Where::is_first) return splat(-1);
+  if (Where::fill == Fill::whole && !Where::is_first) return splat(-1);
   return load(first_column + q) - places_of(q);
 }
 
@@ -430,12 +444,12 @@ OBN_INLINE Best best_of_row(const float* row, size_t q, size_t w, I first, NanWa
 }
 
 // What windows share of an image row; NULL: of a row of padding. True when there was a NaN.
-template <bool kThird, bool kWhole>
+template <bool kThird, Fill kFill>
 bool share_largest(const Plan& plan, const float* row, int32_t down, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const int32_t* first_column = plan.first_column;
   NanWatch nan;
-  for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+  for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
     const I first = first_code<kThird>(first_column, q, where);
     Best best{splat(-__builtin_inff()), first + down};
     if (row) best = best_of_row<kThird>(row, q, w, first, &nan, where);
@@ -448,7 +462,7 @@ bool share_largest(const Plan& plan, const float* row, int32_t down, const Share
 // The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there
 // was a NaN, and everything has to be done again by largest_pairs_or_nan.
 // kShares: the last image row of a window is the first of the one below, and is compared once.
-template <size_t kRows, bool kThird, bool kShares, bool kWhole>
+template <size_t kRows, bool kThird, bool kShares, Fill kFill>
 bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* index) {
   const Strip strip = given;  // a copy of its own: the compiler reads the other one again after every store
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
@@ -463,7 +477,7 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
   int32_t position = strip.position;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+    for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
       const I first = first_code<kThird>(first_column, q, where);
       const float* row = image;
       Best best;
@@ -481,8 +495,8 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
         store(below.value + q, next.value);
         store(below.code + q, next.code);
       }
-      put<kWhole>(y + q, best.value, room - q);
-      put<kWhole>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
+      put<kFill == Fill::whole>(y + q, best.value, room - q);
+      put<kFill == Fill::whole>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
     });
     if (kShares) {
       const SharedRow done = above;
@@ -510,7 +524,7 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
     for (size_t q = 0; q < windows; q += kLanes) {
       Best best{padding, load(plan.first_column + q) - places_of(q)};
       for (size_t r = 0; r < kRows; ++r) {
-        const Columns c = columns_at<kThird>(image + r * strip.next_row, q, w, padding, Part<false, false>{});
+        const Columns c = columns_at<kThird>(image + r * strip.next_row, q, w, padding, Part<Fill::clipped, false>{});
         const int32_t code = static_cast<int32_t>(r) * strip.down;
         if (kThird) keep_largest<true>(c.before, code - 1, &best.value, &best.code);
         keep_largest<true>(c.even, code, &best.value, &best.code);
@@ -533,16 +547,16 @@ OBN_INLINE F sum_of_row(const float* row, size_t q, size_t w, Where where) {
   return kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
 }
 
-template <bool kSquares, bool kThird, bool kWhole>
+template <bool kSquares, bool kThird, Fill kFill>
 void share_sum(const Plan& plan, const float* row, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+  for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
     store(to.value + q, row ? sum_of_row<kSquares, kThird>(row, q, w, where) : F{});
   });
 }
 
 // Averages, or (kSquares) norms.
-template <bool kSquares, size_t kRows, bool kThird, bool kShares, bool kWhole>
+template <bool kSquares, size_t kRows, bool kThird, bool kShares, Fill kFill>
 void sum_pairs(const Plan& plan, const Strip& given, float* y) {
   const Strip strip = given;
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
@@ -556,7 +570,7 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
   const float factor_y = 1.0f / strip.weight_y;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows<kWhole>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+    for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
       const float* row = image;
       F total;
       if (kShares) {
@@ -578,7 +592,7 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
       } else {
         total /= load(column_weight + q) * strip.weight_y;
       }
-      put<kWhole>(y + q, total, room - q);
+      put<kFill == Fill::whole>(y + q, total, room - q);
     });
     if (kShares) {
       const SharedRow done = above;
@@ -591,36 +605,36 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
   }
 }
 
-template <size_t kRows, bool kThird, bool kWhole>
+template <size_t kRows, bool kThird, Fill kFill>
 void window_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   if (plan.function == BNNSPoolingFunctionMax) {
-    if (largest_pairs<kRows, kThird, false, kWhole>(plan, strip, y, index)) [[unlikely]]
+    if (largest_pairs<kRows, kThird, false, kFill>(plan, strip, y, index)) [[unlikely]]
       largest_pairs_or_nan<kRows, kThird>(plan, strip, y, index);
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    sum_pairs<true, kRows, kThird, false, kWhole>(plan, strip, y);
+    sum_pairs<true, kRows, kThird, false, kFill>(plan, strip, y);
   } else {
-    sum_pairs<false, kRows, kThird, false, kWhole>(plan, strip, y);
+    sum_pairs<false, kRows, kThird, false, kFill>(plan, strip, y);
   }
 }
 
 // `under` image rows under each window.
-template <bool kThird, bool kWhole>
+template <bool kThird, Fill kFill>
 void window_pairs_of(int64_t under, const Plan& plan, const Strip& strip, float* y, int32_t* index) {
-  const auto run = under == 1   ? window_pairs<1, kThird, kWhole>
-                   : under == 2 ? window_pairs<2, kThird, kWhole>
-                                : window_pairs<3, kThird, kWhole>;
+  const auto run = under == 1   ? window_pairs<1, kThird, kFill>
+                   : under == 2 ? window_pairs<2, kThird, kFill>
+                                : window_pairs<3, kThird, kFill>;
   run(plan, strip, y, index);
 }
 
 // Three image rows under each window, the first of which rows.shared[0] holds, unless it has to be filled from `above`.
 // NULL is a row of padding: then there is one row of windows.
-template <bool kThird, bool kWhole>
+template <bool kThird, Fill kFill>
 void window_pairs_shared(SplitRows& rows, const Strip& strip, bool is_filled, const float* above, float* y,
                          int32_t* index) {
   const Plan& plan = rows.plan;
   if (plan.function == BNNSPoolingFunctionMax) {
-    const bool has_nan = !is_filled && share_largest<kThird, kWhole>(plan, above, strip.down, rows.shared[0]);
-    if (!has_nan && !largest_pairs<3, kThird, true, kWhole>(plan, strip, y, index)) [[likely]] return;
+    const bool has_nan = !is_filled && share_largest<kThird, kFill>(plan, above, strip.down, rows.shared[0]);
+    if (!has_nan && !largest_pairs<3, kThird, true, kFill>(plan, strip, y, index)) [[likely]] return;
     rows.shared_row = SplitRows::kNone;
     Strip inside = strip;  // without the row of padding
     if (above) {
@@ -631,12 +645,25 @@ void window_pairs_shared(SplitRows& rows, const Strip& strip, bool is_filled, co
       largest_pairs_or_nan<2, kThird>(plan, inside, y, index);
     }
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    if (!is_filled) share_sum<true, kThird, kWhole>(plan, above, rows.shared[0]);
-    sum_pairs<true, 3, kThird, true, kWhole>(plan, strip, y);
+    if (!is_filled) share_sum<true, kThird, kFill>(plan, above, rows.shared[0]);
+    sum_pairs<true, 3, kThird, true, kFill>(plan, strip, y);
   } else {
-    if (!is_filled) share_sum<false, kThird, kWhole>(plan, above, rows.shared[0]);
-    sum_pairs<false, 3, kThird, true, kWhole>(plan, strip, y);
+    if (!is_filled) share_sum<false, kThird, kFill>(plan, above, rows.shared[0]);
+    sum_pairs<false, 3, kThird, true, kFill>(plan, strip, y);
   }
+}
+
+template <bool kThird>
+auto choose_pairs(Fill fill) {
+  return fill == Fill::whole    ? window_pairs_of<kThird, Fill::whole>
+         : fill == Fill::narrow ? window_pairs_of<kThird, Fill::narrow>
+                                : window_pairs_of<kThird, Fill::clipped>;
+}
+template <bool kThird>
+auto choose_shared(Fill fill) {
+  return fill == Fill::whole    ? window_pairs_shared<kThird, Fill::whole>
+         : fill == Fill::narrow ? window_pairs_shared<kThird, Fill::narrow>
+                                : window_pairs_shared<kThird, Fill::clipped>;
 }
 
 bool is_power_of_two(float weight) { return (__builtin_bit_cast(uint32_t, weight) & 0x7fffff) == 0; }
@@ -656,7 +683,8 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
   const auto image_row = [&](int64_t k) {
     return reinterpret_cast<const float*>(rows.x->at(rows.n, rows.c, static_cast<size_t>(start + axis.dilation * k)));
   };
-  const bool is_third = plan.columns_count == 3, is_whole = has_whole_rows(plan);
+  const bool is_third = plan.columns_count == 3;
+  const Fill fill = fill_of(plan);
   Strip strip;
   strip.next_row = static_cast<size_t>(axis.dilation) * pitch;
   strip.next_windows = static_cast<size_t>(axis.stride) * pitch;
@@ -672,19 +700,14 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
     strip.position = static_cast<int32_t>(start * plan.x.image);
     const bool is_filled = rows.shared_row == start;
     rows.shared_row = start + axis.stride * static_cast<int64_t>(count);
-    const auto run = is_third ? (is_whole ? window_pairs_shared<true, true> : window_pairs_shared<true, false>)
-                              : (is_whole ? window_pairs_shared<false, true> : window_pairs_shared<false, false>);
+    const auto run = is_third ? choose_shared<true>(fill) : choose_shared<false>(fill);
     run(rows, strip, is_filled, first == 0 ? image_row(0) : nullptr, y, index);
     if (count % 2 == 1) rows.swap_shared();
     return;
   }
   strip.image = image_row(first);
   strip.position = static_cast<int32_t>((start + axis.dilation * first) * plan.x.image);
-  if (is_third) {
-    (is_whole ? window_pairs_of<true, true> : window_pairs_of<true, false>)(under, plan, strip, y, index);
-  } else {
-    (is_whole ? window_pairs_of<false, true> : window_pairs_of<false, false>)(under, plan, strip, y, index);
-  }
+  (is_third ? choose_pairs<true>(fill) : choose_pairs<false>(fill))(under, plan, strip, y, index);
 }
 
 // ---- any row of windows ----
