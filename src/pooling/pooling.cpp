@@ -273,7 +273,7 @@ bool choose_rows(Plan* plan) {
     if (backward <= kBlock || plan->backward_rows == 1) break;
   }
   plan->push_rows = std::max<size_t>(2, plan->backward_rows);
-  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 5 * plan->line_floats +
+  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 7 * plan->line_floats +
                                     round_up(plan->push_rows * w + 4 * kPad));
   // Scattering and UnMax: whole planes of the image where they fit.
   plan->scatter_rows = std::clamp<size_t>(kPlaneFloats / w, 1, h);

@@ -25,42 +25,6 @@ void put_run(std::byte* to, const void* from, size_t bytes, bool past_caches) {
   __builtin_memcpy(to + i, source + i, bytes - i);
 }
 
-// A run of 4-byte values that leaves past the caches in pieces. Only whole cache lines go out; what is left of the last
-// one waits in the stage for the next piece: arrays seldom begin on a line, and lines written in two halves made the
-// forward pass of 2x2 maxima take about a sixth longer (3x3: a twentieth).
-struct Outlet {
-  static constexpr size_t kLine = 16;  // values in a cache line
-
-  float* stage;                // room for a piece and kLine values more
-  std::byte* to = nullptr;     // where the first value of the stage goes
-  size_t kept = 0;             // values that wait, fewer than kLine
-
-  // Where the caller puts the values that go to `destination`.
-  [[gnu::always_inline]] inline float* room_for(std::byte* destination) {
-    if (to + kept * sizeof(float) != destination) {
-      flush();
-      to = destination;
-    }
-    return stage + kept;
-  }
-  // n values have been put there.
-  void put(size_t n) {
-    const size_t total = kept + n;
-    const size_t to_line = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(float);
-    const size_t head = to_line < total ? to_line : total, end = head + (total - head) / kLine * kLine;
-    if (head > 0) __builtin_memcpy(to, stage, head * sizeof(float));
-    float* line = reinterpret_cast<float*>(to);
-    for (size_t i = head; i < end; i += kLanes) stream(line + i, load(stage + i));
-    kept = total - end;
-    for (size_t i = 0; i < kept; ++i) stage[i] = stage[end + i];
-    to += end * sizeof(float);
-  }
-  void flush() {
-    if (kept > 0) __builtin_memcpy(to, stage, kept * sizeof(float));
-    kept = 0;
-  }
-};
-
 }  // namespace
 
 void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
@@ -317,12 +281,7 @@ OBN_INLINE void prefetch_behind(const float* p) {
   if (2 * sizeof(F) > 64) __builtin_prefetch(at + 64, 0, 0);
 }
 
-// How the windows of a row fill vectors.
-enum class Fill {
-  whole,    // at least one vector of windows, all with two columns inside the image
-  narrow,   // the same with less than one vector (AVX-512 only, which loads parts of vectors)
-  clipped,  // the rest
-};
+// The columns that windows have do not have to be all of the row.
 OBN_INLINE Fill fill_of(const Plan& plan) {
   if (2 * plan.x.windows > plan.x.image) return Fill::clipped;
   if (plan.x.windows >= static_cast<int64_t>(kLanes)) return Fill::whole;
@@ -338,31 +297,20 @@ struct Part {
   Keep high = {};
 };
 
-// Calls visit(q, Part) for the windows q, q+1, … of one row. The last vector of whole ones ends with the row, and visits
-// some windows again; others reach past the row.
+// Calls visit(q, slot, Part) for the windows q, q+1, … of one row. The last vector of whole ones ends with the row, and
+// visits some windows again; others reach past the row. Slots do not overlap (see slot_of_last).
 template <Fill kFill, class Visit>
 OBN_INLINE void for_windows(size_t windows, const Visit& visit) {
   if constexpr (kFill == Fill::whole) {
     const size_t last = windows - kLanes;
-    visit(0, Part<kFill, true>{});
-    for (size_t q = kLanes; q < last; q += kLanes) visit(q, Part<kFill, false>{});
-    if (last > 0) visit(last, Part<kFill, false>{});
+    visit(0, size_t{0}, Part<kFill, true>{});
+    for (size_t q = kLanes; q < last; q += kLanes) visit(q, q, Part<kFill, false>{});
+    if (last > 0) visit(last, slot_of_last(windows), Part<kFill, false>{});
   } else if constexpr (kFill == Fill::narrow) {
     const size_t columns = 2 * windows, low = columns < kLanes ? columns : kLanes;
-    visit(0, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low)});
+    visit(0, size_t{0}, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low)});
   } else {
-    for (size_t q = 0; q < windows; q += kLanes) visit(q, Part<kFill, false>{});
-  }
-}
-
-// Puts v there, but no more than there is room for: what reaches past a row of results is overwritten by the next one,
-// and nothing may reach past the last. kFits: there is room.
-template <bool kFits>
-OBN_INLINE void put(float* to, F v, size_t room) {
-  if (kFits || room >= kLanes) [[likely]] {
-    store(to, v);
-  } else {
-    store_first(to, v, room);
+    for (size_t q = 0; q < windows; q += kLanes) visit(q, q, Part<kFill, false>{});
   }
 }
 
@@ -449,12 +397,12 @@ bool share_largest(const Plan& plan, const float* row, int32_t down, const Share
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const int32_t* first_column = plan.first_column;
   NanWatch nan;
-  for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+  for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
     const I first = first_code<kThird>(first_column, q, where);
     Best best{splat(-__builtin_inff()), first + down};
     if (row) best = best_of_row<kThird>(row, q, w, first, &nan, where);
-    store(to.value + q, best.value);
-    store(to.code + q, best.code);
+    store(to.value + slot, best.value);
+    store(to.code + slot, best.code);
   });
   return nan.any_found();
 }
@@ -477,12 +425,12 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
   int32_t position = strip.position;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+    for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
       const I first = first_code<kThird>(first_column, q, where);
       const float* row = image;
       Best best;
       if (kShares) {
-        best = {load(above.value + q), load(above.code + q)};
+        best = {load(above.value + slot), load(above.code + slot)};
       } else {
         best = best_of_row<kThird>(row, q, w, first, &nan[0], where);
         row += strip.next_row;
@@ -492,8 +440,8 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
         const Best next = best_of_row<kThird>(row, q, w, first, &nan[r % 2], where);
         best = larger(best, next, splat(static_cast<int32_t>(r) * strip.down));
         if (!kShares || r + 1 < kRows) continue;
-        store(below.value + q, next.value);
-        store(below.code + q, next.code);
+        store(below.value + slot, next.value);
+        store(below.code + slot, next.code);
       }
       put<kFill == Fill::whole>(y + q, best.value, room - q);
       put<kFill == Fill::whole>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
@@ -550,8 +498,8 @@ OBN_INLINE F sum_of_row(const float* row, size_t q, size_t w, Where where) {
 template <bool kSquares, bool kThird, Fill kFill>
 void share_sum(const Plan& plan, const float* row, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
-    store(to.value + q, row ? sum_of_row<kSquares, kThird>(row, q, w, where) : F{});
+  for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
+    store(to.value + slot, row ? sum_of_row<kSquares, kThird>(row, q, w, where) : F{});
   });
 }
 
@@ -570,11 +518,11 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
   const float factor_y = 1.0f / strip.weight_y;
   size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
-    for_windows<kFill>(windows, [&](size_t q, auto where) __attribute__((always_inline)) {
+    for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
       const float* row = image;
       F total;
       if (kShares) {
-        total = load(above.value + q);
+        total = load(above.value + slot);
       } else {
         total = sum_of_row<kSquares, kThird>(row, q, w, where);
         row += strip.next_row;
@@ -583,7 +531,7 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
         prefetch_behind(row + 2 * q);
         const F sum = sum_of_row<kSquares, kThird>(row, q, w, where);
         total += sum;
-        if (kShares && r + 1 == kRows) store(below.value + q, sum);
+        if (kShares && r + 1 == kRows) store(below.value + slot, sum);
       }
       if (kSquares) {
         total = sqrt(total);
@@ -838,9 +786,11 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
   const size_t windows = static_cast<size_t>(plan.x.windows), stage = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
-  Outlet y_outlet{scratch.take(stage)};      // (forward_rows, Q), as the index
-  Outlet index_outlet{scratch.take(stage)};
-  Outlet wide_outlet{scratch.take(2 * stage)};
+  Outlet y_outlet(scratch.take(stage));  // (forward_rows, Q), as the index
+  Outlet index_outlet(scratch.take(stage));
+  Outlet wide_outlet(scratch.take(2 * stage));
+  float* y = y_outlet.stage;
+  int32_t* index = reinterpret_cast<int32_t*>(index_outlet.stage);
   const bool streams_y = call.y.stream && call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows);
   const bool streams_index = call.indices.stream && is_one_run(call.indices, windows);
   const bool is_wide = streams_index && call.indices.type == BNNSDataTypeUInt64;
@@ -851,10 +801,6 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
     const bool splits_ahead = plan.splits_ahead && !rows.in_pairs;
     for (size_t p = piece.row; p < end; p += plan.forward_rows) {
       const size_t count = end - p < plan.forward_rows ? end - p : plan.forward_rows;
-      float* y = streams_y ? y_outlet.room_for(call.y.at(n, c, p)) : y_outlet.stage;
-      float* index_room = streams_index && !is_wide ? index_outlet.room_for(call.indices.at(n, c, p))
-                                                    : index_outlet.stage;
-      int32_t* index = reinterpret_cast<int32_t*>(index_room);
       for (size_t r = 0, together = 1; r < count; r += together) {
         const int64_t row = static_cast<int64_t>(p + r);
         if (splits_ahead && p + r + 1 < end) split_ahead(rows, row + 1);
@@ -863,16 +809,19 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
       }
       finish_rows(plan, c, count, windows, y);
       if (streams_y) {
+        y_outlet.lead_to(call.y.at(n, c, p));
         y_outlet.put(count * windows);
       } else {
         put_rows(call.y, n, c, p, count, windows, y, rows.line);
       }
       if (!call.indices.data) continue;
       if (is_wide) {
-        uint64_t* wide = reinterpret_cast<uint64_t*>(wide_outlet.room_for(call.indices.at(n, c, p)));
+        uint64_t* wide = reinterpret_cast<uint64_t*>(wide_outlet.stage);
         for (size_t i = 0; i < count * windows; ++i) wide[i] = static_cast<uint32_t>(index[i]);
+        wide_outlet.lead_to(call.indices.at(n, c, p));
         wide_outlet.put(2 * count * windows);
       } else if (streams_index) {
+        index_outlet.lead_to(call.indices.at(n, c, p));
         index_outlet.put(count * windows);
       } else {
         put_indices(call.indices, n, c, p, count, windows, index);
