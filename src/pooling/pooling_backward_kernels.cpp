@@ -464,8 +464,9 @@ struct PairOfRows {
 
 // 2x2: window (q, p) is the image rows 2p, 2p + 1 and the columns 2q, 2q + 1.
 template <bool kMax, Fill kFill>
-void push_two(const Plan& plan, const Pushed& given, PairOfRows to) {
+void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_rows) {
   const Pushed from = given;
+  PairOfRows to = given_rows;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
   PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin,
@@ -503,8 +504,9 @@ void put_waiting(const Plan& plan, const Waiting& waiting, float* last) {
 // neighbours share a row and a column. waiting[0] has the row 2p - 1, waiting[1] room for the row 2p + 1; they change
 // places with every row.
 template <bool kMax, Fill kFill>
-void push_three(const Plan& plan, const Pushed& given, PairOfRows to, const Waiting* waiting) {
+void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_rows, const Waiting* waiting) {
   const Pushed from = given;
+  PairOfRows to = given_rows;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
   PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin,

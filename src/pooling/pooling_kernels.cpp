@@ -274,8 +274,10 @@ struct Strip {
 // Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
 // which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more
 // without. Each line is read once, so it need not push others out of the second-level cache.
-constexpr size_t kAhead = 2048;
-OBN_INLINE void prefetch_behind(const float* p) {
+constexpr size_t kAhead = 3072;
+template <class Where>
+OBN_INLINE void prefetch_behind(const float* p, Where) {
+  if (Where::fill == Fill::narrow) return;  // short rows are one run after the other, which the machine does follow
   const std::byte* at = reinterpret_cast<const std::byte*>(p) + kAhead;
   __builtin_prefetch(at, 0, 0);
   if (2 * sizeof(F) > 64) __builtin_prefetch(at + 64, 0, 0);
@@ -432,11 +434,12 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
       if (kShares) {
         best = {load(above.value + slot), load(above.code + slot)};
       } else {
+        prefetch_behind(row + 2 * q, where);
         best = best_of_row<kThird>(row, q, w, first, &nan[0], where);
         row += strip.next_row;
       }
       for (size_t r = 1; r < kRows; ++r, row += strip.next_row) {
-        prefetch_behind(row + 2 * q);
+        prefetch_behind(row + 2 * q, where);
         const Best next = best_of_row<kThird>(row, q, w, first, &nan[r % 2], where);
         best = larger(best, next, splat(static_cast<int32_t>(r) * strip.down));
         if (!kShares || r + 1 < kRows) continue;
@@ -524,11 +527,12 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
       if (kShares) {
         total = load(above.value + slot);
       } else {
+        prefetch_behind(row + 2 * q, where);
         total = sum_of_row<kSquares, kThird>(row, q, w, where);
         row += strip.next_row;
       }
       for (size_t r = 1; r < kRows; ++r, row += strip.next_row) {
-        prefetch_behind(row + 2 * q);
+        prefetch_behind(row + 2 * q, where);
         const F sum = sum_of_row<kSquares, kThird>(row, q, w, where);
         total += sum;
         if (kShares && r + 1 == kRows) store(below.value + slot, sum);
@@ -944,15 +948,22 @@ bool has_stray(const Plan& plan, const IndexRows& of) {
   const int32_t* index = of.index;
   uint32_t first_row = of.first_row;
   I found = I{};
-  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
-    size_t q = 0;
-    for (; q + kLanes <= windows; q += kLanes)
-      found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
-    if (q == windows) continue;
-    const U last = reinterpret_cast<U>(load_first_indices(index + q, windows - q));
-    found |= is_stray<kUnder>(plan, of, last, first_row, q) & (iota() < static_cast<int32_t>(windows - q));
+  if (windows >= kLanes) {
+    for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
+      const auto look_at = [&](size_t q) __attribute__((always_inline)) {
+        found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
+      };
+      for (size_t q = 0; q < windows - kLanes; q += kLanes) look_at(q);
+      look_at(windows - kLanes);
+    }
+    return any(found);
   }
-  return any(found);
+  size_t room = (of.rows - 1) * of.next + windows;  // from this row to the end of the last
+  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance, room -= of.next) {
+    const I row = room >= kLanes ? load(index) : load_first_indices(index, windows);
+    found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(row), first_row, 0);
+  }
+  return any(found & (iota() < static_cast<int32_t>(windows)));
 }
 
 // Indices from row p of the windows on, `rows` rows that are `next` apart.
