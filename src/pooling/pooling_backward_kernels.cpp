@@ -384,7 +384,9 @@ struct PushedRow {
   size_t windows;
   size_t w;
   I origin;   // of the windows 0, 1, …
-  Keep keep;  // narrow: which windows there are
+  Keep keep;  // narrow: which windows there are, and which columns
+  Keep low;
+  Keep high;
 
   // The windows j, j+1, …; there is no gradient behind the last one, and any offset will do.
   [[gnu::always_inline]] inline Windows at(size_t j) const {
@@ -410,23 +412,28 @@ struct PushedRow {
     if constexpr (kFill == Fill::clipped || !kIsLast) return at(j + 1);
     return {slide_back(here.g), kMax ? slide_back(here.offset) : I{}};
   }
-  // Columns 2j, 2j + 1, … of a row that has room for so many values.
-  [[gnu::always_inline]] inline void put_pairs(float* row, size_t j, F even, F odd, size_t room) const {
-    F low, high;
-    join_pairs(even, odd, &low, &high);
-    if constexpr (kFill == Fill::whole) {
-      store(row + 2 * j, low);
-      store(row + 2 * j + kLanes, high);
-    } else if constexpr (kFill == Fill::narrow) {
-      put<false>(row, low, room);
-      if (w > kLanes) put<false>(row + kLanes, high, room - kLanes);
-    } else {  // nothing past the end of the row: the one behind it may be there already
-      const size_t left = w - 2 * j;
-      put<false>(row + 2 * j, low, left);
-      if (left > kLanes) put<false>(row + 2 * j + kLanes, high, left - kLanes);
-    }
+  // Columns 2j, 2j + 1, … of a row, and nothing past its end: the row behind it may be there already.
+  [[gnu::always_inline]] inline void put_pairs(float* row, size_t j, F even, F odd) const {
+    F first, second;
+    join_pairs(even, odd, &first, &second);
+    const size_t left = w - 2 * j;
+    put<kFill>(row + 2 * j, first, low, left);
+    if (kFill == Fill::whole || left > kLanes) put<kFill>(row + 2 * j + kLanes, second, high, left - kLanes);
   }
 };
+
+template <bool kMax, Fill kFill>
+OBN_INLINE PushedRow<kMax, kFill> pushed_row(const Plan& plan, const Pushed& from) {
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin, Keep{}, Keep{}, Keep{}};
+  if constexpr (kFill == Fill::narrow) {
+    const size_t columns = w < kLanes ? w : kLanes;
+    row.keep = keep_lanes(0, windows);
+    row.low = keep_lanes(0, columns);
+    row.high = keep_lanes(0, w - columns);
+  }
+  return row;
+}
 
 // Calls visit(j, slot, IsLast) for vectors of windows that reach all columns of a row. The last whole one ends with the
 // row, and visits some windows again; slots do not overlap (see slot_of_last).
@@ -447,19 +454,10 @@ OBN_INLINE void for_pushed(size_t windows, size_t w, const Visit& visit) {
   }
 }
 
-// Where two image rows go, and those two below them each time.
+// Where two image rows go; those below them follow two rows of W further down each time.
 struct PairOfRows {
   float* first;
   float* second;
-  size_t room;  // values that may be written from `first` on, if all these rows are one run; 0: they are not
-
-  [[gnu::always_inline]] inline size_t first_room(size_t w) const { return room ? room : w; }
-  [[gnu::always_inline]] inline size_t second_room(size_t w) const { return room ? room - w : w; }
-  [[gnu::always_inline]] inline void move_down(size_t w) {
-    first += 2 * w;
-    second += 2 * w;
-    if (room) room -= 2 * w;
-  }
 };
 
 // 2x2: window (q, p) is the image rows 2p, 2p + 1 and the columns 2q, 2q + 1.
@@ -469,18 +467,18 @@ void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_row
   PairOfRows to = given_rows;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin,
-                             keep_lanes(0, kFill == Fill::narrow ? windows : 0)};
+  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
   for (size_t p = 0; p < from.rows; ++p) {
     for_pushed<kFill>(windows, w, [&](size_t j, size_t, auto) __attribute__((always_inline)) {
       const Windows here = row.at(j);
-      row.put_pairs(to.first, j, share<kMax>(here, 0), share<kMax>(here, 1), to.first_room(w));
-      row.put_pairs(to.second, j, share<kMax>(here, down), share<kMax>(here, down + 1), to.second_room(w));
+      row.put_pairs(to.first, j, share<kMax>(here, 0), share<kMax>(here, 1));
+      row.put_pairs(to.second, j, share<kMax>(here, down), share<kMax>(here, down + 1));
     });
     row.g += from.next_g;
     row.index += from.next_index;
     row.origin += 2 * down;
-    to.move_down(w);
+    to.first += 2 * w;
+    to.second += 2 * w;
   }
 }
 
@@ -494,9 +492,9 @@ struct Waiting {
 template <Fill kFill>
 void put_waiting(const Plan& plan, const Waiting& waiting, float* last) {
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const PushedRow<false, kFill> row{nullptr, nullptr, windows, w, I{}, Keep{}};
+  const PushedRow<false, kFill> row = pushed_row<false, kFill>(plan, {});
   for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto) __attribute__((always_inline)) {
-    row.put_pairs(last, j, load(waiting.even + slot), load(waiting.odd + slot), w);
+    row.put_pairs(last, j, load(waiting.even + slot), load(waiting.odd + slot));
   });
 }
 
@@ -509,8 +507,7 @@ void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_r
   PairOfRows to = given_rows;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin,
-                             keep_lanes(0, kFill == Fill::narrow ? windows : 0)};
+  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
   Waiting above = waiting[0], below = waiting[1];
   for (size_t p = 0; p < from.rows; ++p) {
     for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto is_last) __attribute__((always_inline)) {
@@ -523,10 +520,8 @@ void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_r
       const auto to_odd = [&](F sum, int32_t r) __attribute__((always_inline)) {
         return add_share<kMax>(add_share<kMax>(sum, here, r * down + 2), after, r * down);
       };
-      row.put_pairs(to.first, j, to_even(load(above.even + slot), 0), to_odd(load(above.odd + slot), 0),
-                    to.first_room(w));
-      row.put_pairs(to.second, j, share<kMax>(here, down + 1), add_share<kMax>(share<kMax>(here, down + 2), after, down),
-                    to.second_room(w));
+      row.put_pairs(to.first, j, to_even(load(above.even + slot), 0), to_odd(load(above.odd + slot), 0));
+      row.put_pairs(to.second, j, share<kMax>(here, down + 1), add_share<kMax>(share<kMax>(here, down + 2), after, down));
       store(below.even + slot, share<kMax>(here, 2 * down + 1));
       store(below.odd + slot, add_share<kMax>(share<kMax>(here, 2 * down + 2), after, 2 * down));
     });
@@ -536,7 +531,8 @@ void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_r
     row.g += from.next_g;
     row.index += from.next_index;
     row.origin += 2 * down;
-    to.move_down(w);
+    to.first += 2 * w;
+    to.second += 2 * w;
   }
 }
 
@@ -629,7 +625,6 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
       PairOfRows to;
       to.first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
       to.second = pairs > 0 ? to.first + w : band.at(h + 1);
-      to.room = 2 * pairs * w;
       if constexpr (kThird) {
         choose_push_three<kMax>(fill_of_rows)(plan, from, to, waiting);
         if (from.rows % 2 == 1) {

@@ -297,6 +297,7 @@ struct Part {
   static constexpr bool is_first = kIsFirst;  // it begins with window 0; a clipped one may anyway
   Keep low = {};                              // narrow: which columns there are
   Keep high = {};
+  Keep windows = {};                          // and which windows
 };
 
 // Calls visit(q, slot, Part) for the windows q, q+1, … of one row. The last vector of whole ones ends with the row, and
@@ -310,7 +311,7 @@ OBN_INLINE void for_windows(size_t windows, const Visit& visit) {
     if (last > 0) visit(last, slot_of_last(windows), Part<kFill, false>{});
   } else if constexpr (kFill == Fill::narrow) {
     const size_t columns = 2 * windows, low = columns < kLanes ? columns : kLanes;
-    visit(0, size_t{0}, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low)});
+    visit(0, size_t{0}, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low), keep_lanes(0, windows)});
   } else {
     for (size_t q = 0; q < windows; q += kLanes) visit(q, q, Part<kFill, false>{});
   }
@@ -446,8 +447,9 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
         store(below.value + slot, next.value);
         store(below.code + slot, next.code);
       }
-      put<kFill == Fill::whole>(y + q, best.value, room - q);
-      put<kFill == Fill::whole>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
+      put<kFill>(y + q, best.value, where.windows, room - q);
+      put<kFill>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), where.windows,
+                 room - q);
     });
     if (kShares) {
       const SharedRow done = above;
@@ -481,8 +483,9 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
         keep_largest<true>(c.even, code, &best.value, &best.code);
         keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
       }
-      put<false>(y + q, best.value, room - q);
-      put<false>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), room - q);
+      put<Fill::clipped>(y + q, best.value, Keep{}, room - q);
+      put<Fill::clipped>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), Keep{},
+                         room - q);
     }
     image += strip.next_windows;
     position += strip.advance;
@@ -544,7 +547,7 @@ void sum_pairs(const Plan& plan, const Strip& given, float* y) {
       } else {
         total /= load(column_weight + q) * strip.weight_y;
       }
-      put<kFill == Fill::whole>(y + q, total, room - q);
+      put<kFill>(y + q, total, where.windows, room - q);
     });
     if (kShares) {
       const SharedRow done = above;

@@ -159,17 +159,6 @@ struct Outlet {
   }
 };
 
-// Puts v there, but no more than there is room for: what reaches past a row of results is overwritten by the next one,
-// and nothing may reach past the last. kFits: there is room.
-template <bool kFits>
-OBN_INLINE void put(float* to, F v, size_t room) {
-  if (kFits || room >= kLanes) [[likely]] {
-    store(to, v);
-  } else {
-    store_first(to, v, room);
-  }
-}
-
 // ---- rows of windows ----
 
 // How the windows of a row fill vectors.
@@ -178,6 +167,22 @@ enum class Fill {
   narrow,   // the same with less than one vector (AVX-512 only, which loads parts of vectors)
   clipped,  // the rest
 };
+
+// Puts down what a vector makes: narrow ones the values to keep, clipped ones no more than there is room for.
+template <Fill kFill>
+OBN_INLINE void put(float* to, F v, [[maybe_unused]] Keep keep, size_t room) {
+#if defined(__AVX512F__)
+  if constexpr (kFill == Fill::narrow) {
+    _mm512_mask_storeu_ps(to, keep, reinterpret_cast<__m512>(v));
+    return;
+  }
+#endif
+  if (kFill == Fill::whole || room >= kLanes) [[likely]] {
+    store(to, v);
+  } else {
+    store_first(to, v, room);
+  }
+}
 
 // What one row of windows leaves for the next lies in slots of a vector each. Where the last vector of a row ends with
 // the row and visits some windows again, its slot is nevertheless one of its own: a load that takes its parts from two
