@@ -367,6 +367,7 @@ struct Pushed {
   size_t next_index;
   size_t rows;
   int32_t origin;     // of the first position of the first window
+  size_t plane_rows;  // after so many positions start again: the rows of the next plane
 };
 
 // Every column belongs to a pair of them, and every pair to a window.
@@ -468,6 +469,8 @@ void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_row
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
   PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
+  const I origin = row.origin;
+  size_t left = from.plane_rows;
   for (size_t p = 0; p < from.rows; ++p) {
     for_pushed<kFill>(windows, w, [&](size_t j, size_t, auto) __attribute__((always_inline)) {
       const Windows here = row.at(j);
@@ -477,6 +480,10 @@ void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_row
     row.g += from.next_g;
     row.index += from.next_index;
     row.origin += 2 * down;
+    if (--left == 0) {
+      left = from.plane_rows;
+      row.origin = origin;
+    }
     to.first += 2 * w;
     to.second += 2 * w;
   }
@@ -562,18 +569,19 @@ struct PushSource {
     const Plan& plan = *call.plan;
     const size_t windows = static_cast<size_t>(plan.x.windows), row = static_cast<size_t>(p);
     const int32_t origin = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(0));
+    const size_t all = static_cast<size_t>(plan.y.windows);
     const bool is_inside = plan.y.first(p) < plan.y.end(p);
     const float* dy = reinterpret_cast<const float*>(call.dy.at(of.n, of.c, row));
     if (is_direct && is_inside && plan.function == BNNSPoolingFunctionMax)
       return {dy, reinterpret_cast<const int32_t*>(call.indices.at(of.n, of.c, row)), call.dy.y_stride,
-              call.indices.y_stride, rows, origin};
+              call.indices.y_stride, rows, origin, all};
     if (is_direct && plan.function != BNNSPoolingFunctionMax) {
       divide_by_weights(plan, p, rows, dy, g);
-      return {g, nullptr, windows, 0, rows, origin};
+      return {g, nullptr, windows, 0, rows, origin, all};
     }
     for (size_t r = 0; r < rows; ++r)
       gradient_row(of, p + static_cast<int64_t>(r), g + r * windows, index + r * windows);
-    return {g, index, windows, windows, rows, origin};
+    return {g, index, windows, windows, rows, origin, all};
   }
 };
 
@@ -602,6 +610,18 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
   // Rows at a time: there is room for the results, and for gradients that are not taken where they lie.
   const size_t capacity = is_direct ? piece.rows + 1 : plan.push_rows;
   const size_t most_rows = kMax && finds_gradients && finds_indices ? piece.rows : plan.forward_rows;
+  // Several planes may be as good as one with many rows: no calls per plane.
+  const size_t all = static_cast<size_t>(plan.y.windows);
+  if (kMax && !kThird && is_direct && finds_gradients && finds_indices && piece.rows == 2 * all &&
+      has_full_rows_only(plan) && is_one_stack(call, call.dx, 2 * all) && is_one_stack(call, call.dy, all) &&
+      is_one_stack(call, call.indices, all)) {
+    const size_t n = piece.plane / plan.channels, c = piece.plane % plan.channels;
+    const WindowGradients of{call, &rows, y_row, value, n, c};
+    const Pushed from = PushSource{of, true, g, index}.rows_from(0, piece.planes * all);
+    float* first = reinterpret_cast<float*>(call.dx.at(n, c, 0));
+    choose_push_two<kMax>(fill_of_rows)(plan, from, {first, first + w});
+    return;
+  }
   const size_t end = piece.row + piece.rows;
   const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
   const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));

@@ -262,6 +262,7 @@ struct Strip {
   size_t next_row;          // floats from an image row to the next one under the same windows
   size_t next_windows;      // and to the one under the next row of windows
   size_t rows;              // of windows
+  size_t plane_rows;        // after so many positions start again: the rows of the next plane
   size_t next_index;        // Q; 0: nobody wants the indices, and one row takes them all
   int32_t position;         // h·W of the first image row under the first of them
   int32_t down;             // what next_row and next_windows add to it
@@ -426,7 +427,7 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
   NanWatch nan[2];
   const float* image = strip.image;
   int32_t position = strip.position;
-  size_t room = strip.rows * windows;
+  size_t room = strip.rows * windows, left = strip.plane_rows;
   for (size_t p = 0; p < strip.rows; ++p) {
     for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
       const I first = first_code<kThird>(first_column, q, where);
@@ -458,6 +459,10 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
     }
     image += strip.next_windows;
     position += strip.advance;
+    if (--left == 0) {
+      left = strip.plane_rows;
+      position = strip.position;
+    }
     y += windows;
     index += strip.next_index;
     room -= windows;
@@ -472,7 +477,7 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
   const F padding = splat(-__builtin_inff());
   const float* image = strip.image;
   int32_t position = strip.position;
-  size_t room = strip.rows * windows;
+  size_t room = strip.rows * windows, left = strip.plane_rows;
   for (size_t p = 0; p < strip.rows; ++p) {
     for (size_t q = 0; q < windows; q += kLanes) {
       Best best{padding, load(plan.first_column + q) - places_of(q)};
@@ -489,6 +494,10 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
     }
     image += strip.next_windows;
     position += strip.advance;
+    if (--left == 0) {
+      left = strip.plane_rows;
+      position = strip.position;
+    }
     y += windows;
     index += strip.next_index;
     room -= windows;
@@ -644,6 +653,7 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
   strip.next_row = static_cast<size_t>(axis.dilation) * pitch;
   strip.next_windows = static_cast<size_t>(axis.stride) * pitch;
   strip.rows = count;
+  strip.plane_rows = static_cast<size_t>(axis.windows);
   strip.next_index = next_index;
   strip.down = static_cast<int32_t>(axis.dilation * plan.x.image);
   strip.advance = static_cast<int32_t>(axis.stride * plan.x.image);
@@ -775,12 +785,18 @@ void forward_straight(const Call& call, const Piece& piece, std::byte* work) {
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
   int32_t* unwanted = scratch.take_indices(static_cast<size_t>(plan.x.windows) + kPad);  // (Q)
-  const size_t end = piece.row + piece.rows;
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+  // Several planes may be as good as one with many rows: no call per plane.
+  const size_t window_rows_of_plane = static_cast<size_t>(plan.y.windows);
+  const bool is_stack = piece.rows == window_rows_of_plane && has_full_rows_only(plan) &&
+                        is_one_stack(call, call.x, window_rows_of_plane * static_cast<size_t>(plan.y.stride)) &&
+                        is_one_stack(call, call.y, window_rows_of_plane) &&
+                        (!call.indices.data || is_one_stack(call, call.indices, window_rows_of_plane));
+  const size_t planes = is_stack ? 1 : piece.planes, end = piece.row + (is_stack ? piece.planes : 1) * piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     rows.start_plane(call.x, n, c);
     for (size_t p = piece.row, together = 1; p < end; p += together) {
-      together = rows_together(plan, static_cast<int64_t>(p), end - p);
+      together = is_stack ? end : rows_together(plan, static_cast<int64_t>(p), end - p);
       float* y = reinterpret_cast<float*>(call.y.at(n, c, p));
       int32_t* index = call.indices.data ? reinterpret_cast<int32_t*>(call.indices.at(n, c, p)) : unwanted;
       window_rows(rows, static_cast<int64_t>(p), together, y, index, call.indices.data);
@@ -924,6 +940,7 @@ struct IndexRows {
   const int32_t* index;
   size_t next;         // indices from row to row
   size_t rows;
+  size_t plane_rows;   // after so many positions start again: the rows of the next plane
   uint32_t first_row;  // h·W of the first image row under the first row of windows
   uint32_t advance;    // from one row of windows to the next
   uint32_t down;       // from one image row under a window to the next
@@ -950,9 +967,17 @@ bool has_stray(const Plan& plan, const IndexRows& of) {
   const size_t windows = static_cast<size_t>(plan.x.windows);
   const int32_t* index = of.index;
   uint32_t first_row = of.first_row;
+  size_t left = of.plane_rows;
+  const auto move_down = [&]() __attribute__((always_inline)) {
+    index += of.next;
+    first_row += of.advance;
+    if (--left > 0) return;
+    left = of.plane_rows;
+    first_row = of.first_row;
+  };
   I found = I{};
   if (windows >= kLanes) {
-    for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
+    for (size_t p = 0; p < of.rows; ++p, move_down()) {
       const auto look_at = [&](size_t q) __attribute__((always_inline)) {
         found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
       };
@@ -962,14 +987,14 @@ bool has_stray(const Plan& plan, const IndexRows& of) {
     return any(found);
   }
   size_t room = (of.rows - 1) * of.next + windows;  // from this row to the end of the last
-  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance, room -= of.next) {
+  for (size_t p = 0; p < of.rows; ++p, room -= of.next, move_down()) {
     const I row = room >= kLanes ? load(index) : load_first_indices(index, windows);
     found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(row), first_row, 0);
   }
   return any(found & (iota() < static_cast<int32_t>(windows)));
 }
 
-// Indices from row p of the windows on, `rows` rows that are `next` apart.
+// Indices from row p of the windows on, `rows` rows that are `next` apart, perhaps of several planes.
 bool has_stray_rows(const Plan& plan, int64_t p, size_t rows, const int32_t* index, size_t next) {
   const Axis& y = plan.y;
   const int64_t first = y.first(p);
@@ -977,6 +1002,7 @@ bool has_stray_rows(const Plan& plan, int64_t p, size_t rows, const int32_t* ind
   of.index = index;
   of.next = next;
   of.rows = rows;
+  of.plane_rows = static_cast<size_t>(y.windows);
   of.first_row = static_cast<uint32_t>((y.start(p) + y.dilation * first) * plan.x.image);
   of.advance = static_cast<uint32_t>(y.stride * plan.x.image);
   of.down = static_cast<uint32_t>(y.dilation * plan.x.image);
@@ -994,6 +1020,14 @@ unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work) 
   // Not worth telling apart: columns between those of a dilated window, and windows outside the image.
   const bool can_tell = plan.function == BNNSPoolingFunctionMax && plan.x.dilation == 1 && !plan.has_empty_columns;
   const bool in_place = call.indices.type == BNNSDataTypeUInt32 && call.indices.x_stride == 1;
+  // Several planes may be as good as one with many rows.
+  if (can_tell && in_place && piece.rows == static_cast<size_t>(plan.y.windows) && has_full_rows_only(plan) &&
+      is_one_stack(call, call.indices, piece.rows)) {
+    const std::byte* first = call.indices.at(piece.plane / plan.channels, piece.plane % plan.channels, 0);
+    if (!has_stray_rows(plan, 0, piece.planes * piece.rows, reinterpret_cast<const int32_t*>(first),
+                        call.indices.y_stride))
+      return 0;
+  }
   unsigned found = 0;
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;

@@ -108,6 +108,17 @@ OBN_INLINE bool is_one_run(const Tensor& tensor, size_t columns) {
   return tensor.x_stride == 1 && tensor.y_stride == columns;
 }
 
+// The planes of a tensor lie one after the other as if they were one plane: the row `rows` of one is row 0 of the next.
+OBN_INLINE bool is_one_stack(const Call& call, const Tensor& tensor, size_t rows) {
+  return tensor.c_stride == rows * tensor.y_stride &&
+         (call.batch == 1 || tensor.n_stride == call.plan->channels * tensor.c_stride);
+}
+// No window row hangs over the edge of the image or into the rows of another.
+OBN_INLINE bool has_full_rows_only(const Plan& plan) {
+  return plan.full_begin == 0 && plan.full_end == plan.y.windows && plan.y.dilation == 1 &&
+         plan.y.kernel <= plan.y.stride;
+}
+
 // Rows and columns of y and dy.
 OBN_INLINE size_t output_rows(const Plan& plan) {
   return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
@@ -252,8 +263,9 @@ OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
 }
 
 // y (count, Q) = function over the windows of `count` rows from p on, and index (count, Q) for Max; more than one row
-// only where windows are taken from the image in pairs, and then no more than rows_together. Nothing past the last value
-// is written then, and index may be one row (keeps_index false).
+// only where windows are taken from the image in pairs, and then no more than rows_together, or those of several planes
+// that are one stack with full rows only. Nothing past the last value is written then, and index may be one row
+// (keeps_index false).
 void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index, bool keeps_index = true);
 
 // z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it.

@@ -320,6 +320,32 @@ TEST(pooling_every_width_agrees_with_reference) {
     }
 }
 
+// 2x2 and 3x3 with padding 1, stride 2: rows of less and more than a vector, planes that are one stack (one sample, even
+// heights) or are not, results that nothing lies between, now and then with values that are no numbers.
+TEST(pooling_in_pairs_agrees_with_reference) {
+  Random random{12};
+  const BNNSPoolingFunction functions[] = {BNNSPoolingFunctionMax, BNNSPoolingFunctionAverageCountExcludePadding,
+                                           BNNSPoolingFunctionL2Norm};
+  for (BNNSPoolingFunction function : functions)
+    for (size_t w = 2; w <= 70; w += w < 36 ? 1 : 3)
+      for (size_t kernel : {2, 3}) {
+        Shape shape;
+        shape.function = function;
+        shape.n = random.between(1, 2);
+        shape.c = random.between(1, 5);
+        shape.h = random.between(2, 12);
+        shape.w = w;
+        shape.kh = shape.kw = kernel;
+        shape.sy = shape.sx = 2;
+        shape.left = shape.right = shape.up = shape.down = kernel - 2;
+        shape.p = (shape.h + kernel - 2) / 2;
+        shape.q = (w + kernel - 2) / 2;
+        shape.has_specials = function == BNNSPoolingFunctionMax && random.below(3) == 0;
+        shape.accumulate = random.below(4) == 0;
+        check_targets(shape, random);
+      }
+}
+
 TEST(pooling_random_geometries_agree_with_reference) {
   Random random{2};
   for (int round = 0; round < 3000; ++round) {
