@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from . import _core
+from . import _core, blocks, training
 from ._activations import Activation
 from ._config import config
 from ._errors import (
@@ -40,6 +40,7 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
+from .checking import GradientReport, check_gradients
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -69,6 +70,7 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .network import Network
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -81,6 +83,7 @@ from .optim import (
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
 from .random import RandomGenerator
+from .training import TrainingError
 
 __version__ = _core.version()
 
@@ -119,12 +122,14 @@ __all__ = [
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
+    "GradientReport",
     "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "Network",
     "Normalization",
     "NormalizationGradients",
     "NormalizationLayer",
@@ -139,12 +144,15 @@ __all__ = [
     "SparseWeights",
     "TernaryArithmeticLayer",
     "TernaryGradients",
+    "TrainingError",
     "TransposedConvolutionLayer",
     "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "YoloParameters",
     "activation",
+    "blocks",
+    "check_gradients",
     "clip",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -167,6 +175,7 @@ __all__ = [
     "set_seed",
     "set_winograd",
     "support",
+    "training",
     "version",
 ]
 
