@@ -13,9 +13,9 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from . import _core, blocks, training
+from . import _core
 from ._activations import Activation
 from ._config import config
 from ._errors import (
@@ -27,6 +27,7 @@ from ._errors import (
     LayerApplyError,
     LayerCreationError,
     OptimizerStepError,
+    TrainingError,
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
@@ -40,7 +41,6 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
-from .checking import GradientReport, check_gradients
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -70,7 +70,6 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
-from .network import Network
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -83,7 +82,11 @@ from .optim import (
 from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
 from .random import RandomGenerator
-from .training import TrainingError
+
+if TYPE_CHECKING:
+    from . import blocks, training
+    from .checking import GradientReport, check_gradients
+    from .network import Network
 
 __version__ = _core.version()
 
@@ -180,13 +183,25 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads openbnns.c, which reads the headers and needs ctypes, when it is first used."""
-    if name == "c":
-        from importlib import import_module
+# What plain layers do without is loaded when it is first used; openbnns.c reads the headers.
+_LATER = {
+    "GradientReport": "checking",
+    "Network": "network",
+    "blocks": "blocks",
+    "c": "c",
+    "check_gradients": "checking",
+    "io": "io",
+    "training": "training",
+}
 
-        return import_module("openbnns.c")
-    raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(f"openbnns.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def version() -> str:

@@ -16,13 +16,19 @@ import numpy.typing as npt
 
 from . import blocks as _blocks
 from . import training as _training
-from ._errors import ArrayError, BNNSError, CheckpointError, LayerCreationError
+from ._errors import (
+    ArrayError,
+    BNNSError,
+    CheckpointError,
+    LayerCreationError,
+    TrainingError,
+)
 from ._plan import Fork, Plan, Stage
 from .blocks import Block, Branch, Flatten, Shape
 from .io import load_checkpoint, save_checkpoint
 from .loss import Loss, LossLayer, LossLike
 from .optim import AdamOptimizer, Optimizer
-from .training import History, TrainingError
+from .training import History
 
 if TYPE_CHECKING:
     import os

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import ArrayError, BNNSError
+from ._errors import ArrayError
 
 if TYPE_CHECKING:
     from .network import Network
 
 __all__ = [
-    "Callback", "EarlyStopping", "History", "TrainingError", "cosine", "exponential", "piecewise",
+    "Callback", "EarlyStopping", "History", "cosine", "exponential", "piecewise",
 ]  # fmt: skip
 
 Batch: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
@@ -28,13 +28,6 @@ Schedule: TypeAlias = "Callable[[int], float]"
 
 _AHEAD = 2  # batches that are made while others are trained on
 _WORTH_A_THREAD = 1 << 18  # bytes of a batch from which that pays
-
-
-class TrainingError(BNNSError, ArithmeticError):
-    """Training cannot go on: data or loss are not finite."""
-
-
-TrainingError.__module__ = "openbnns"
 
 
 # ---- learning rates: functions of the number of the step, from 0 ----
