@@ -19,6 +19,7 @@ from openbnns import (
     TrainingError,
     check_gradients,
 )
+from openbnns.__main__ import main
 from openbnns._plan import _Buffer, _place
 from openbnns.blocks import (
     Activate,
@@ -31,6 +32,7 @@ from openbnns.blocks import (
     Pool,
     initial,
 )
+from openbnns.checking import check_all
 from openbnns.examples import digits
 from openbnns.training import Callback, EarlyStopping, cosine, exponential, piecewise
 from oracles.tolerance import assert_same_bits
@@ -647,3 +649,13 @@ def test_progress_and_plots(capsys):
     assert "validation accuracy" in said[1]
     pytest.importorskip("matplotlib").use("agg")
     assert len(history.plot().lines) == 3
+
+
+def test_the_command_checks_every_block(capsys):
+    assert main(["check", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 15
+    assert all(row["ok"] for row in rows.values())
+    assert main(["check"]) == 0
+    assert "WRONG" not in capsys.readouterr().out
+    assert len(rows) == len(check_all())
