@@ -121,7 +121,7 @@ def check_gradients(
     Raises:
         ArrayError: x is not float32, or a layer has no gradient of a name.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> from openbnns.blocks import Dense
         >>> x = np.random.default_rng(0).normal(size=(4, 3)).astype("f4")

@@ -36,7 +36,7 @@ _WORTH_A_THREAD = 1 << 18  # bytes of a batch from which that pays
 def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Schedule:
     """From ``rate`` down to ``last`` along half a cosine, after a straight rise over ``warmup``.
 
-    Example:
+    Examples:
         >>> from openbnns.training import cosine
         >>> rate = cosine(1.0, steps=10, warmup=2)
         >>> [round(rate(step), 2) for step in (0, 1, 2, 6, 10, 99)]
@@ -55,7 +55,7 @@ def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Sc
 def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
     """``rate`` times ``factor`` for each ``every`` steps that have passed.
 
-    Example:
+    Examples:
         >>> from openbnns.training import exponential
         >>> exponential(1.0, 0.5, every=10)(25)
         0.25
@@ -66,7 +66,7 @@ def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
 def piecewise(*pieces: tuple[int, float]) -> Schedule:
     """The rate of the last piece (first step, rate) that has begun.
 
-    Example:
+    Examples:
         >>> from openbnns.training import piecewise
         >>> rate = piecewise((0, 0.01), (500, 0.001))
         >>> rate(499), rate(500)
