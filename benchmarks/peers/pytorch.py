@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from oracles.characters import Writer
 
 from benchmarks.harness import ROUGH, Contender, Learner, Trainer
 from benchmarks.peers import padding_pair
@@ -509,6 +510,21 @@ def _learner(case, layout, compiled):
         return loss.item()
 
     return Learner(name, restart, step, ROUGH if layout == "nhwc" else 1e-4)
+
+
+def characters(parameters, heads, blocks, rate, batches):
+    """The transformer of examples/characters.py, by autograd."""
+    batches = [tuple(map(torch.from_numpy, batch)) for batch in batches]
+    writer = Writer(parameters, heads, blocks, rate)
+
+    def restart():
+        with torch.no_grad():
+            for name, array in parameters.items():
+                writer.p[name].copy_(torch.from_numpy(array))
+        writer.adam.state.clear()
+        writer.taken = 0
+
+    return [Learner("torch", restart, lambda number: writer.step(*batches[number]), 1e-3)]
 
 
 def _modules(case):
