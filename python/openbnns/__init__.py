@@ -40,6 +40,13 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
+)
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -92,6 +99,8 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
@@ -125,6 +134,7 @@ __all__ = [
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
     "Normalization",
     "NormalizationGradients",
     "NormalizationLayer",
@@ -133,6 +143,8 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
