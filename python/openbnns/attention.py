@@ -20,6 +20,7 @@ from ._spec import (
     as_array,
     count,
     data_type_of,
+    expressible,
 )
 
 _WHERE = "MultiheadAttention"
@@ -185,8 +186,8 @@ class MultiheadAttention(Layer):
             _WHERE,
             *native,
             last,
-            _bias_operand("key_bias", turned_key),
-            _bias_operand("value_bias", turned_value),
+            _turned_operand("key_bias", turned_key, _widths(key)),
+            _turned_operand("value_bias", turned_value, _widths(value)),
             ArraySpec((sources,), "bool")._operand(),
             turned_key,
             turned_value,
@@ -435,15 +436,21 @@ def _turn(name: str, value: Array | None) -> Any:
     return array.T
 
 
-def _turned_operand(name: str, turned: npt.NDArray[Any]) -> tuple[Any, ...]:
+def _turned_operand(
+    name: str, turned: npt.NDArray[Any] | None, shape: tuple[int, ...] = ()
+) -> tuple[Any, ...]:
+    """Which of the two axes is the faster one is seen in the array; None is like one of `shape`."""
+    if turned is None:
+        return ArraySpec(shape, layout="column_major")._operand()
     spec = argument_spec(_WHERE, name, turned)
-    return ArraySpec(spec.shape, spec.data_type, layout="column_major")._operand()
+    in_order = expressible(turned.shape[::-1], turned.strides[::-1], turned.itemsize)
+    return (spec.with_layout("column_major") if in_order else spec)._operand()
 
 
-def _bias_operand(name: str, turned: npt.NDArray[Any] | None) -> tuple[Any, ...]:
-    if turned is None:  # never looked at
-        return ArraySpec((1,))._operand()
-    return _turned_operand(name, turned)
+def _widths(projection: Projection) -> tuple[int, int]:
+    """(width, heads)"""
+    heads, width, _ = as_array(_WHERE, "weights", projection.weights).shape
+    return width, heads
 
 
 def _describe(name: str, projection: Projection, rows: int, dtype: Any) -> tuple[Any, ...]:
@@ -458,7 +465,7 @@ def _describe(name: str, projection: Projection, rows: int, dtype: Any) -> tuple
     return (
         ArraySpec((rows, weights.shape[2]), stored)._operand(),
         weights._operand(),
-        _bias_operand(f"{name}.bias", bias),
+        _turned_operand(f"{name}.bias", bias, _widths(projection)),
         projection.weights,
         bias,
     )
@@ -471,7 +478,7 @@ def _describe_output(
     weights = _turn("output.weights", projection.weights)
     stored = data_type_of(weights.dtype) if dtype is None else data_type_of(dtype)
     spec = ArraySpec((rows, weights.shape[1]), stored)
-    bias = ArraySpec((1,))
+    bias = ArraySpec(weights.shape[1:])
     if projection.bias is not None:
         bias = argument_spec(_WHERE, "output.bias", projection.bias)
     return (
