@@ -6,7 +6,7 @@ import openbnns
 import ports
 import pytest
 
-SOURCES = ["pooling.c", "convolution.c", "fully_connected.c", "activation.c", "legacy.c"]
+SOURCES = ["attention.c", "pooling.c", "convolution.c", "fully_connected.c", "activation.c", "legacy.c"]
 SOURCES += ["normalization.c", "arithmetic.c", "quantization.c", "fused.c", "loss.c"]
 SOURCES += ["optimizer.c", "random.c"]
 SOURCES += ["errors.cpp", "train.cpp"]

@@ -17,7 +17,7 @@ constexpr char kKind[] = "attention";
 
 // Rows and columns of the scores that are done at a time, at most: a block of keys and values and the scores of some
 // rows stay in the second-level cache.
-constexpr size_t kForwardRows = 128, kBackwardRows = 64, kColumns = 256;
+constexpr size_t kForwardRows = 256, kBackwardRows = 128, kColumns = 256;
 constexpr size_t kFewestRows = 8, kFewestColumns = 16;
 
 bool is_float_type(BNNSDataType type) {

@@ -183,22 +183,35 @@ void drop(const Head& h, const Columns& c, size_t i, size_t n, float* p) {
 
 // ---- forward ----
 
-float largest_of(const float* r, size_t n) {
-  F top = splat(kNothing);
-  for (size_t j = 0; j < n; j += kLanes) top = max(top, load(r + j));
-  return largest(top);
+// Lane i is the largest lane of v[i]. Destroys v.
+OBN_INLINE F largest_each(F (&v)[kLanes]) {
+#pragma GCC unroll 4
+  for (size_t n = kLanes / 2; n > 0; n /= 2) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < n; ++i) {
+      F even, odd;
+      split_pairs(v[2 * i], v[2 * i + 1], &even, &odd);
+      v[i] = max(even, odd);
+    }
+  }
+  return v[0];
 }
 
-// r becomes exp(r - top); returns the sum. A row that sees nothing has top = -inf, and every value is 0.
-float exponentials(float* r, size_t n, float top) {
-  const F shift = splat(top == kNothing ? 0.0f : top);
+OBN_INLINE F largest_of(const float* r, size_t n) {
+  F top = load(r);
+  for (size_t j = kLanes; j < n; j += kLanes) top = max(top, load(r + j));
+  return top;
+}
+
+// r becomes exp(r - shift); gives the sum.
+OBN_INLINE F exponentials(float* r, size_t n, F shift) {
   F total = F{};
   for (size_t j = 0; j < n; j += kLanes) {
     const F v = exp_in_sum(load(r + j) - shift);
     store(r + j, v);
     total += v;
   }
-  return sum(total);
+  return total;
 }
 
 void scale_row(float* row, size_t n, float factor) {
@@ -207,20 +220,41 @@ void scale_row(float* row, size_t n, float factor) {
   for (; c < n; ++c) row[c] *= factor;
 }
 
-// The running softmax of one row: r becomes p, not yet divided by the sum, which is kept in *total. What was summed
-// before against a lower top is scaled down, a with it.
-void soften(const Head& h, const Columns& c, size_t i, size_t n, float* r, float* a, float* top, float* total,
-            bool is_first) {
-  adjust(h, c, i, n, r);
-  const float before = *top, now = largest_of(r, n);
-  *top = before > now ? before : now;
-  if (!is_first && *top > before) {
-    const float factor = exp_in_sum(splat(before - *top))[0];
-    *total *= factor;
-    scale_row(a, h.value_width, factor);
+// The running softmax of up to kLanes rows, from row i on: r becomes p, not yet divided by the sum, which is kept in
+// total. What was summed before against a lower top is scaled down, a with it.
+void soften_some(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* r, size_t pitch, float* a,
+                 size_t a_row, float* top, float* total, bool is_first) {
+  F v[kLanes];
+  for (size_t l = 0; l < kLanes; ++l) v[l] = F{};
+  for (size_t l = 0; l < rows; ++l) {
+    adjust(h, c, i + l, n, r + l * pitch);
+    v[l] = largest_of(r + l * pitch, n);
   }
-  *total += exponentials(r, n, *top);
-  if (h.dropout.get) drop(h, c, i, n, r);
+  const bool is_whole = rows == kLanes;
+  F now = largest_each(v), sums = F{};
+  float shifts[kLanes], factors[kLanes];
+  if (!is_first) {
+    const F before = is_whole ? load(top) : load_first(top, rows);
+    now = max(before, now);
+    const F factor = exp_in_sum(before - (now == kNothing ? F{} : now));
+    sums = (is_whole ? load(total) : load_first(total, rows)) * factor;
+    store(factors, factor);
+    for (size_t l = 0; l < rows; ++l)
+      if (factors[l] != 1.0f) scale_row(a + l * a_row, h.value_width, factors[l]);
+  }
+  store(shifts, now == kNothing ? F{} : now);  // a row that sees nothing: every value is 0
+  for (size_t l = 0; l < kLanes; ++l) v[l] = F{};
+  for (size_t l = 0; l < rows; ++l) v[l] = exponentials(r + l * pitch, n, splat(shifts[l]));
+  sums += sum_each(v);
+  if (is_whole) {
+    store(top, now);
+    store(total, sums);
+  } else {
+    store_first(top, now, rows);
+    store_first(total, sums, rows);
+  }
+  if (!h.dropout.get) return;
+  for (size_t l = 0; l < rows; ++l) drop(h, c, i + l, n, r + l * pitch);
 }
 
 void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row, float* top,
@@ -233,10 +267,6 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
   float* keys = q + blocks.rows * h.key_width;
   float* values = keys + whole_tiles(blocks.columns) * h.key_width;
   copy_rows(h.q + first * h.q_row, h.q_row, rows, h.key_width, h.scale, q);
-  for (size_t i = first; i < first + rows; ++i) {
-    top[i] = kNothing;
-    inverse[i] = 0.0f;  // the sum, for now
-  }
   const size_t panels = row_panels(rows), height = rows / panels, longer = rows % panels;
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
@@ -254,9 +284,10 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
       if (reach > 0) {
         multiply({q + i * h.key_width, h.key_width, 1}, panels_of(keys, h.key_width), n, whole_vectors(reach),
                  h.key_width, r, pitch, false, 1.0f);
-        for (size_t l = 0; l < n; ++l) {
+        for (size_t l = 0; l < n; l += kLanes) {
           const size_t row = first + i + l;
-          soften(h, c, row, reach, r + l * pitch, to + l * a_row, top + row, inverse + row, j == 0);
+          soften_some(h, c, row, least(kLanes, n - l), reach, r + l * pitch, pitch, to + l * a_row, a_row, top + row,
+                      inverse + row, j == 0);
         }
         multiply({r, pitch, 1}, v, n, h.value_width, reach, to, a_row, j > 0, 1.0f);
       }
@@ -264,7 +295,7 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
     }
   }
   for (size_t i = first; i < first + rows; ++i) {
-    inverse[i] = 1.0f / inverse[i];
+    inverse[i] = 1.0f / inverse[i];  // was the sum
     scale_row(a + i * a_row, h.value_width, inverse[i]);
   }
 }
