@@ -290,8 +290,8 @@ int Attention::check_added(const BNNSNDArrayDescriptor* added, Job* job) const {
   for (size_t i = 0; fits && i < view.rank; ++i) fits = extent_of(view, i) == expected[4 - view.rank + i];
   if (!fits) {
     ShapeText got;
-    return fail("%s: expected (%zu, %zu), with %zu heads before it, or samples and heads; got %s in layout %s", word, t_,
-                s_, heads_, shape_text(view, &got), name_of(view.layout));
+    return fail("%s: expected (%zu, %zu), with %zu heads before it, or samples and heads; got %s in layout %s", word,
+                t_, s_, heads_, shape_text(view, &got), name_of(view.layout));
   }
   if (check_data(view, Access::read, word) != 0) return -1;
   job->added = {view.data, view.type, stride_of(view, view.rank - 2), stride_of(view, view.rank - 1)};
@@ -433,7 +433,7 @@ int Attention::check_cache_for_backward(const Backward& a, Job* job) const {
     return fail("cache: expected an address aligned to 8 bytes; got %p", a.cache);
   CacheHeader header;
   std::memcpy(&header, a.cache, sizeof header);
-  const CacheHeader expected = {kCacheMark, a.batch, {t_, s_ + extra(), heads_, key_width_, value_width_}, header.start};
+  const CacheHeader expected = header_of(a.batch, header.start);
   if (std::memcmp(&header, &expected, sizeof header) != 0)
     return fail("cache: expected what apply filled for %zu samples of this layer; got something else", a.batch);
   job->cache = static_cast<std::byte*>(a.cache);
@@ -490,8 +490,8 @@ int Attention::check_aliases(const Job& job) const {
                   a.x_accumulates == b.x_accumulates;
       for (size_t k = 0; k < 2; ++k) same = same && extent_of(a.x_view, k) == extent_of(b.x_view, k);
       if (!same)
-        return fail("query, key, value gradients: expected one shape, strides and flag for those that share memory; got "
-                    "different ones");
+        return fail("query, key, value gradients: expected one shape, strides and flag for those that share memory; "
+                    "got different ones");
     }
   }
   return 0;
@@ -564,7 +564,8 @@ int Attention::backward(const Backward& a) {
 
 namespace {
 
-BNNSFilter create(const BNNSLayerParametersMultiheadAttention* layer_params, const BNNSFilterParameters* filter_params) {
+BNNSFilter create(const BNNSLayerParametersMultiheadAttention* layer_params,
+                  const BNNSFilterParameters* filter_params) {
   if (!layer_params) {
     fail("layer_params: expected parameters; got NULL");
     return nullptr;

@@ -42,6 +42,7 @@ struct Weights {
   bool is_matrix() const { return width == 1 || heads == 1 || head_step == width * width_step; }
   size_t column_step() const { return width == 1 ? head_step : width_step; }
   gemm::Operand operand() const { return {data, input_step, column_step(), type}; }
+  gemm::Operand turned() const { return {data, column_step(), input_step, type}; }
 };
 
 // Float32 copies: as a matrix (inputs, columns), or turned where the inputs are the runs. `to` (inputs · columns).
@@ -179,6 +180,9 @@ class Attention final : public Filter {
   size_t key_columns() const { return heads_ * key_width_; }
   size_t value_columns() const { return heads_ * value_width_; }
   size_t threads() const;
+  CacheHeader header_of(size_t batch, uint64_t start) const {
+    return {kCacheMark, batch, {t_, s_ + extra(), heads_, key_width_, value_width_}, start};
+  }
 
   // attention_run.cpp
   size_t cache_bytes(size_t batch) const;  // SIZE_MAX: more than can be addressed, like the next

@@ -210,8 +210,7 @@ size_t Attention::product_bytes(size_t batch, bool is_backward) const {
     const gemm::Operand in = is_output ? ours : x, out = is_output ? x : ours;
     count(rows, n, k, in, w.operand(), batch);
     if (!is_backward) continue;
-    const gemm::Operand w_turned = {nullptr, w.column_step(), w.input_step, w.type};
-    count(rows, k, n, out, w_turned, batch);
+    count(rows, k, n, out, w.turned(), batch);
     count(k, n, batch * rows, {nullptr, in.column, in.row, in.type}, out, 1);
     count(n, k, batch * rows, {nullptr, out.column, out.row, out.type}, in, 1);
     count(1, n, batch * rows, {nullptr, 0, 0}, out, 1);
@@ -478,7 +477,7 @@ void Attention::run_forward(const Job& job) const {
     plan.start = position_.fetch_add(numbers, std::memory_order_relaxed);
   }
   if (job.cache) {
-    const CacheHeader header = {kCacheMark, job.batch, {t_, s_ + extra(), heads_, key_width_, value_width_}, plan.start};
+    const CacheHeader header = header_of(job.batch, plan.start);
     std::memcpy(job.cache, &header, sizeof header);
   }
   project(job, plan);
@@ -493,8 +492,8 @@ void Attention::give(const Job& job, const Plan& plan, const Delta& delta, const
   const size_t rows = projection.rows, n = weights.columns();
   const Batch gradient = {dx, BNNSDataTypeFloat32, rows * n, n, 1};
   if (delta.x.data) {
-    const gemm::Operand turned = {weights.data, weights.column_step(), weights.input_step, weights.type};
-    multiply_rows(job, plan, dx, n, turned, nullptr, delta.x, rows, weights.inputs, delta.x_accumulates || is_repeated);
+    multiply_rows(job, plan, dx, n, weights.turned(), nullptr, delta.x, rows, weights.inputs,
+                  delta.x_accumulates || is_repeated);
   }
   if (delta.weights.data) multiply_outer(job, plan, x, gradient, rows, delta.weights);
   if (delta.bias.data) sum_rows(job, plan, gradient, rows, delta.bias);
@@ -530,8 +529,8 @@ void Attention::run_backward(const Job& job) const {
   if (job.output.bias.data) sum_rows(job, plan, job.y, t_, job.output.bias);
   if (!wants_core) return;
 
-  gemm::Product p = {.m = t_, .n = n, .k = o_.weights.width, .a = job.y.operand(),
-                     .b = {plan.o.data, plan.o.column_step(), plan.o.input_step, plan.o.type}, .c = plan.da, .c_row = n};
+  gemm::Product p = {.m = t_, .n = n, .k = o_.weights.width, .a = job.y.operand(), .b = plan.o.turned(), .c = plan.da,
+                     .c_row = n};
   p.precision = precision();
   gemm::run_batch(p, job.batch, job.y.step, 0, t_ * n, plan.threads, plan.work);
   attend_backward(job, plan);

@@ -506,7 +506,7 @@ TEST(attention_cache_workspace_and_threads_keep_the_bits) {
   first.dy = dy;
   obn_set_num_threads(1);
   CHECK(first.apply() == 0 && first.apply_backward() == 0, "%s", obn_last_error());
-  for (const size_t threads : {1, 2, 7}) {
+  for (const size_t threads : {size_t{1}, size_t{2}, size_t{7}}) {
     obn_set_num_threads(threads);
     for (const bool is_cached : {false, true}) {
       Layer layer(n, e, x, BNNSDataLayout3DLastMajor, false);
