@@ -100,9 +100,8 @@ Blocks fit_blocks(size_t t, size_t columns, size_t most_rows, size_t key_width, 
 }  // namespace
 
 size_t forward_values(const Blocks& blocks, size_t key_width, size_t value_width) {
-  const size_t pitch = score_pitch(blocks.columns);
-  return (2 + kHighestTile) * pitch + blocks.rows * key_width + whole_tiles(blocks.columns) * key_width +
-         blocks.columns * value_width;
+  return 2 * score_pitch(blocks.columns) + blocks.columns * kWidestTile + whole_tiles(blocks.rows) * key_width +
+         blocks.columns * (key_width + value_width);
 }
 
 size_t backward_values(const Blocks& blocks, size_t key_width, size_t value_width) {

@@ -73,7 +73,7 @@ struct Blocks {
   size_t rows = 0, columns = 0;
 };
 
-inline constexpr size_t kWidestTile = 32, kHighestTile = 14;  // of all targets
+inline constexpr size_t kWidestTile = 32;  // of all targets
 
 [[gnu::always_inline]] inline size_t whole_tiles(size_t n) { return (n + kWidestTile - 1) / kWidestTile * kWidestTile; }
 // From one row of scores to the next; an odd number of cache lines, so that rows do not throw each other out.

@@ -10,7 +10,6 @@ namespace {
 using obn::attention::Blocks;
 using obn::attention::Head;
 using obn::attention::HeadGradients;
-using obn::attention::kHighestTile;
 using obn::attention::score_pitch;
 using obn::attention::whole_tiles;
 
@@ -81,6 +80,7 @@ struct Source {
 
   const float* at(size_t j) const { return j < count ? data + j * row : extra + (j - count) * width; }
 };
+OBN_INLINE Source queries_of(const Head& h) { return {h.q, h.q_row, h.t, nullptr, h.key_width}; }
 OBN_INLINE Source keys_of(const Head& h) { return {h.k, h.k_row, h.s, h.extra_k, h.key_width}; }
 OBN_INLINE Source values_of(const Head& h) { return {h.v, h.v_row, h.s, h.extra_v, h.value_width}; }
 
@@ -91,8 +91,8 @@ void copy_source(const Source& s, size_t first, size_t n, float* to) {
   if (own < n) copy_rows(s.at(first + own), s.width, n - own, s.width, 1.0f, to + own * s.width);
 }
 
-// The same rows turned: panels [width][kTileColumns], zeros up to whole vectors of rows.
-void turn_source(const Source& s, size_t first, size_t n, float* to) {
+// The same rows times factor, turned: panels [width][kTileColumns], zeros up to whole vectors of rows.
+void turn_source(const Source& s, size_t first, size_t n, float factor, float* to) {
   for (size_t j = 0; j < n; j += kLanes) {
     float* panel = to + j / kTileColumns * kTileColumns * s.width + j % kTileColumns;
     for (size_t c = 0; c < s.width; c += kLanes) {
@@ -103,7 +103,7 @@ void turn_source(const Source& s, size_t first, size_t n, float* to) {
           v[l] = F{};
         } else {
           const float* from = s.at(first + j + l) + c;
-          v[l] = steps == kLanes ? load(from) : load_first(from, steps);
+          v[l] = (steps == kLanes ? load(from) : load_first(from, steps)) * factor;
         }
       }
       transpose(v);
@@ -183,35 +183,82 @@ void drop(const Head& h, const Columns& c, size_t i, size_t n, float* p) {
 
 // ---- forward ----
 
-// Lane i is the largest lane of v[i]. Destroys v.
-OBN_INLINE F largest_each(F (&v)[kLanes]) {
-#pragma GCC unroll 4
-  for (size_t n = kLanes / 2; n > 0; n /= 2) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < n; ++i) {
-      F even, odd;
-      split_pairs(v[2 * i], v[2 * i + 1], &even, &odd);
-      v[i] = max(even, odd);
+// The scores of the forward pass lie turned, a row for every key and kTileColumns queries side by side: so that the
+// largest score and the sum of every query come without adding up lanes.
+
+// n <= kLanes values of row i of what is added, from column j on.
+F load_added(const Head& h, size_t i, size_t j, size_t n) {
+  const size_t at = i * h.added.row + j * h.added.column;
+  if (h.added.type == BNNSDataTypeFloat32 && h.added.column == 1) {
+    const float* x = static_cast<const float*>(h.added.data) + at;
+    return n == kLanes ? load(x) : load_first(x, n);
+  }
+  float lanes[kLanes] = {};
+  if (h.added.type == BNNSDataTypeBoolean) {
+    const uint8_t* flags = static_cast<const uint8_t*>(h.added.data) + at;
+    for (size_t l = 0; l < n; ++l) lanes[l] = flags[l * h.added.column] ? kNothing : 0.0f;
+  } else {
+    const auto* data = static_cast<const unsigned char*>(h.added.data) + at * bytes_of(h.added.type);
+    load_row(h.added.type, data, h.added.column, n, lanes);
+  }
+  return load(lanes);
+}
+
+// r (n, kTileColumns) of queries [i, i + rows): adds and hides.
+void adjust_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* r) {
+  const size_t own = least(n, c.own);
+  if (h.added.data) {
+    for (size_t q = 0; q < rows; q += kLanes) {
+      for (size_t j = 0; j < own; j += kLanes) {
+        const size_t count = least(kLanes, own - j);
+        F v[kLanes];
+        for (size_t l = 0; l < kLanes; ++l) v[l] = q + l < rows ? load_added(h, i + q + l, c.first + j, count) : F{};
+        transpose(v);
+        for (size_t p = 0; p < count; ++p) {
+          float* to = r + (j + p) * kTileColumns + q;
+          store(to, load(to) + v[p]);
+        }
+      }
     }
   }
-  return v[0];
-}
-
-OBN_INLINE F largest_of(const float* r, size_t n) {
-  F top = load(r);
-  for (size_t j = kLanes; j < n; j += kLanes) top = max(top, load(r + j));
-  return top;
-}
-
-// r becomes exp(r - shift); gives the sum.
-OBN_INLINE F exponentials(float* r, size_t n, F shift) {
-  F total = F{};
-  for (size_t j = 0; j < n; j += kLanes) {
-    const F v = exp_in_sum(load(r + j) - shift);
-    store(r + j, v);
-    total += v;
+  const size_t vectors = whole_vectors(rows);
+  if (c.hidden) {
+    for (size_t j = 0; j < own; ++j)
+      if (c.hidden[j] < 0.0f)
+        for (size_t q = 0; q < vectors; q += kLanes) store(r + j * kTileColumns + q, splat(kNothing));
   }
-  return total;
+  if (h.causal) {
+    for (size_t j = i + 1 > c.first ? i + 1 - c.first : 0; j < own; ++j) {  // hidden from the first j + c.first - i
+      const size_t blind = j + c.first - i;
+      for (size_t q = 0; q < vectors; q += kLanes) {
+        float* to = r + j * kTileColumns + q;
+        const I lane = iota() + static_cast<int32_t>(q);
+        store(to, lane < static_cast<int32_t>(blind) ? splat(kNothing) : load(to));
+      }
+    }
+  }
+}
+
+void drop_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* p) {
+  uint32_t* numbers = reinterpret_cast<uint32_t*>(c.spare);
+  for (size_t q = 0; q < rows; ++q) {
+    h.dropout.get(h.dropout.stream, h.dropout.start + (i + q) * h.dropout.row + c.first, numbers, n);
+    for (size_t j = 0; j < n; ++j) {
+      float& value = p[j * kTileColumns + q];
+      value = numbers[j] < h.dropout.threshold ? 0.0f : value * h.dropout.factor;
+    }
+  }
+}
+
+OBN_INLINE F largest_down(const float* r, size_t n) {
+  F top = load(r), other = top;
+  size_t j = 0;
+  for (; j + 1 < n; j += 2) {
+    top = max(top, load(r + j * kTileColumns));
+    other = max(other, load(r + (j + 1) * kTileColumns));
+  }
+  if (j < n) top = max(top, load(r + j * kTileColumns));
+  return max(top, other);
 }
 
 void scale_row(float* row, size_t n, float factor) {
@@ -220,32 +267,29 @@ void scale_row(float* row, size_t n, float factor) {
   for (; c < n; ++c) row[c] *= factor;
 }
 
-// The running softmax of up to kLanes rows, from row i on: r becomes p, not yet divided by the sum, which is kept in
-// total. What was summed before against a lower top is scaled down, a with it.
-void soften_some(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* r, size_t pitch, float* a,
-                 size_t a_row, float* top, float* total, bool is_first) {
-  F v[kLanes];
-  for (size_t l = 0; l < kLanes; ++l) v[l] = F{};
-  for (size_t l = 0; l < rows; ++l) {
-    adjust(h, c, i + l, n, r + l * pitch);
-    v[l] = largest_of(r + l * pitch, n);
-  }
+// The running softmax of up to kLanes queries: r becomes p, not yet divided by the sum, which is kept in total. What was
+// summed before against a lower top is scaled down, a with it.
+void soften(const Head& h, size_t rows, size_t n, float* r, float* a, size_t a_row, float* top, float* total,
+            bool is_first) {
   const bool is_whole = rows == kLanes;
-  F now = largest_each(v), sums = F{};
-  float shifts[kLanes], factors[kLanes];
+  F now = largest_down(r, n), sums = F{};
   if (!is_first) {
     const F before = is_whole ? load(top) : load_first(top, rows);
     now = max(before, now);
     const F factor = exp_in_sum(before - (now == kNothing ? F{} : now));
     sums = (is_whole ? load(total) : load_first(total, rows)) * factor;
+    float factors[kLanes];
     store(factors, factor);
     for (size_t l = 0; l < rows; ++l)
       if (factors[l] != 1.0f) scale_row(a + l * a_row, h.value_width, factors[l]);
   }
-  store(shifts, now == kNothing ? F{} : now);  // a row that sees nothing: every value is 0
-  for (size_t l = 0; l < kLanes; ++l) v[l] = F{};
-  for (size_t l = 0; l < rows; ++l) v[l] = exponentials(r + l * pitch, n, splat(shifts[l]));
-  sums += sum_each(v);
+  const F shift = now == kNothing ? F{} : now;  // a query that sees nothing: every value is 0
+  for (size_t j = 0; j < n; ++j) {
+    float* to = r + j * kTileColumns;
+    const F v = exp_in_sum(load(to) - shift);
+    store(to, v);
+    sums += v;
+  }
   if (is_whole) {
     store(top, now);
     store(total, sums);
@@ -253,8 +297,15 @@ void soften_some(const Head& h, const Columns& c, size_t i, size_t rows, size_t 
     store_first(top, now, rows);
     store_first(total, sums, rows);
   }
-  if (!h.dropout.get) return;
-  for (size_t l = 0; l < rows; ++l) drop(h, c, i + l, n, r + l * pitch);
+}
+
+// Rows of keys or values [first, first + n) to multiply with: where they lie, or a copy.
+OBN_INLINE const float* rows_at(const Source& s, size_t first, size_t n, float* copy, size_t* row) {
+  *row = s.row;
+  if (s.row <= kShortRow && first + n <= s.count) return s.at(first);
+  copy_source(s, first, n, copy);
+  *row = s.width;
+  return copy;
 }
 
 void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row, float* top,
@@ -262,36 +313,30 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
   const size_t pitch = score_pitch(blocks.columns), all = h.s + h.extra;
   float* hidden = work;
   float* spare = hidden + pitch;
-  float* r = spare + pitch;  // (kHighestTile, pitch)
-  float* q = r + kHighestTile * pitch;
-  float* keys = q + blocks.rows * h.key_width;
-  float* values = keys + whole_tiles(blocks.columns) * h.key_width;
-  copy_rows(h.q + first * h.q_row, h.q_row, rows, h.key_width, h.scale, q);
-  const size_t panels = row_panels(rows), height = rows / panels, longer = rows % panels;
+  float* r = spare + pitch;  // (columns, kTileColumns)
+  float* q = r + blocks.columns * kTileColumns;
+  float* key_copy = q + whole_tiles(blocks.rows) * h.key_width;
+  float* value_copy = key_copy + blocks.columns * h.key_width;
+  turn_source(queries_of(h), first, rows, h.scale, q);
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
     if (reach_of(h, c, first, rows) == 0) continue;
-    turn_source(keys_of(h), j, c.n, keys);
-    Right v = rows_of(h.v + j * h.v_row, h.v_row);
-    if (h.v_row > kShortRow || c.own < c.n) {
-      copy_source(values_of(h), j, c.n, values);
-      v = rows_of(values, h.value_width);
-    }
-    for (size_t panel = 0, i = 0; panel < panels; ++panel) {
-      const size_t n = height + (panel < longer ? 1 : 0);
-      const size_t reach = reach_of(h, c, first + i, n);
-      float* to = a + (first + i) * a_row;
-      if (reach > 0) {
-        multiply({q + i * h.key_width, h.key_width, 1}, panels_of(keys, h.key_width), n, whole_vectors(reach),
-                 h.key_width, r, pitch, false, 1.0f);
-        for (size_t l = 0; l < n; l += kLanes) {
-          const size_t row = first + i + l;
-          soften_some(h, c, row, least(kLanes, n - l), reach, r + l * pitch, pitch, to + l * a_row, a_row, top + row,
-                      inverse + row, j == 0);
-        }
-        multiply({r, pitch, 1}, v, n, h.value_width, reach, to, a_row, j > 0, 1.0f);
+    size_t key_row, value_row;
+    const float* keys = rows_at(keys_of(h), j, c.n, key_copy, &key_row);
+    const float* values = rows_at(values_of(h), j, c.n, value_copy, &value_row);
+    for (size_t i = 0; i < rows; i += kTileColumns) {
+      const size_t n = least(kTileColumns, rows - i), reach = reach_of(h, c, first + i, n);
+      if (reach == 0) continue;
+      multiply({keys, key_row, 1}, panels_of(q + i * h.key_width, h.key_width), reach, whole_vectors(n), h.key_width, r,
+               kTileColumns, false, 1.0f);
+      adjust_turned(h, c, first + i, n, reach, r);
+      for (size_t l = 0; l < n; l += kLanes) {
+        const size_t row = first + i + l;
+        soften(h, least(kLanes, n - l), reach, r + l, a + row * a_row, a_row, top + row, inverse + row, j == 0);
       }
-      i += n;
+      if (h.dropout.get) drop_turned(h, c, first + i, n, reach, r);
+      multiply({r, 1, kTileColumns}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row, a_row,
+               j > 0, 1.0f);
     }
   }
   for (size_t i = first; i < first + rows; ++i) {
@@ -353,8 +398,8 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
     copy_source(keys_of(h), j, c.n, keys);
-    turn_source(keys_of(h), j, c.n, turned_keys);
-    turn_source(values_of(h), j, c.n, turned_values);
+    turn_source(keys_of(h), j, c.n, 1.0f, turned_keys);
+    turn_source(values_of(h), j, c.n, 1.0f, turned_values);
     bool is_begun = false;
     for (size_t first = 0; first < h.t; first += blocks.rows) {
       const size_t rows = least(blocks.rows, h.t - first);
