@@ -267,8 +267,8 @@ void scale_row(float* row, size_t n, float factor) {
   for (; c < n; ++c) row[c] *= factor;
 }
 
-// The running softmax of up to kLanes queries: r becomes p, not yet divided by the sum, which is kept in total. What was
-// summed before against a lower top is scaled down, a with it.
+// The running softmax of up to kLanes queries: r becomes p, not yet divided by the sum, which is kept in total. What
+// was summed before against a lower top is scaled down, a with it.
 void soften(const Head& h, size_t rows, size_t n, float* r, float* a, size_t a_row, float* top, float* total,
             bool is_first) {
   const bool is_whole = rows == kLanes;
@@ -335,8 +335,8 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
         soften(h, least(kLanes, n - l), reach, r + l, a + row * a_row, a_row, top + row, inverse + row, j == 0);
       }
       if (h.dropout.get) drop_turned(h, c, first + i, n, reach, r);
-      multiply({r, 1, kTileColumns}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row, a_row,
-               j > 0, 1.0f);
+      multiply({r, 1, kTileColumns}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row,
+               a_row, j > 0, 1.0f);
     }
   }
   for (size_t i = first; i < first + rows; ++i) {
