@@ -1,4 +1,4 @@
-"""Attention: a forward pass into `out=` that fills a cache, then all gradients into given arrays."""
+"""Attention: a forward pass into `out=` with a cache, then all gradients into given arrays."""
 
 import re
 from collections.abc import Iterator

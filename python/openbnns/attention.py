@@ -126,7 +126,7 @@ class MultiheadAttention(Layer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: a parameter does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> one = openbnns.Projection(np.ones((1, 1, 1), "f4"))
         >>> layer = openbnns.MultiheadAttention(
@@ -173,18 +173,15 @@ class MultiheadAttention(Layer):
             raise LayerCreationError(
                 f"[{_WHERE}] key_bias, value_bias: expected both or neither; got only one"
             )
-        native = [
-            _describe(name, projection, rows, dtype)
-            for name, projection, rows in (
-                ("query", query, targets), ("key", key, sources), ("value", value, sources)
-            )
-        ]  # fmt: skip
+        first = _describe("query", query, targets, dtype)
         last, self._output_spec = _describe_output(output, targets, dtype)
-        self._input_spec = native[0][0][0]
+        self._input_spec = first[0][0]
         turned_key, turned_value = _turn("key_bias", key_bias), _turn("value_bias", value_bias)
         self._filter = _core.attention_create(
             _WHERE,
-            *native,
+            first,
+            _describe("key", key, sources, dtype),
+            _describe("value", value, sources, dtype),
             last,
             _turned_operand("key_bias", turned_key, _widths(key)),
             _turned_operand("value_bias", turned_value, _widths(value)),
@@ -220,7 +217,7 @@ class MultiheadAttention(Layer):
             lengths: see the class.
             options: all other arguments of the class.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> state = {"in_proj_weight": np.ones((6, 2), "f4"),
             ...          "out_proj.weight": np.ones((2, 2), "f4")}
@@ -235,15 +232,15 @@ class MultiheadAttention(Layer):
         biases: list[Any] = [None] * 3
         if "in_proj_bias" in arrays:
             biases = [bias.reshape(heads, -1) for bias in np.split(arrays["in_proj_bias"], 3)]
-        projections = [
+        query, key, value = (
             Projection(part.reshape(heads, -1, part.shape[1]), bias)
             for part, bias in zip(parts, biases, strict=True)
-        ]
+        )
         if "bias_k" in arrays:
             options["key_bias"] = arrays["bias_k"].reshape(heads, -1)
             options["value_bias"] = arrays["bias_v"].reshape(heads, -1)
         output = Projection(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
-        return cls(*projections, output, lengths, **options)
+        return cls(query, key, value, output, lengths, **options)
 
     def to_torch(self, gradients: AttentionGradients | None = None) -> dict[str, npt.NDArray[Any]]:
         """The parameters under the names and shapes of a ``torch.nn.MultiheadAttention``.
@@ -361,7 +358,7 @@ class MultiheadAttention(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> one = openbnns.Projection(np.ones((1, 1, 1), "f4"))
             >>> layer = openbnns.MultiheadAttention(
