@@ -177,6 +177,35 @@ def arithmetic(case, a, b, dy, compiled):
     return [*found, Contender("torch out=", forward, backward, result)]
 
 
+def attention(case, p, dy, compiled):
+    """Linear layers around the fused kernel of the scores, and PyTorch's own layer."""
+    names = ("q", "k", "v", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    given = [torch.from_numpy(getattr(p, name)) for name in names]
+    given[3:6] = [w.reshape(-1, w.shape[-1]) for w in given[3:6]]
+    given[7:10] = [b.reshape(-1) for b in given[7:10]]
+    samples, heads = case.batch, case.heads
+
+    def kernel(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        rows = [
+            F.linear(x, w, b).view(samples, x.shape[1], heads, -1).transpose(1, 2)
+            for x, w, b in ((q, wq, bq), (k, wk, bk), (v, wv, bv))
+        ]
+        a = F.scaled_dot_product_attention(*rows, is_causal=case.causal).transpose(1, 2)
+        return F.linear(a.reshape(samples, case.targets, -1), wo, bo)
+
+    def layer(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        y, _ = F.multi_head_attention_forward(
+            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), case.model, heads, None,
+            torch.cat([bq, bk, bv]), None, None, False, 0.0, wo, bo, need_weights=False,
+            use_separate_proj_weight=True, q_proj_weight=wq, k_proj_weight=wk, v_proj_weight=wv,
+        )  # fmt: skip
+        return y.transpose(0, 1)
+
+    tdy = torch.from_numpy(dy)
+    found = _autograd("sdpa", kernel, given, tdy, compiled)
+    return found if case.causal else [*found, *_autograd("layer", layer, given, tdy, False)]
+
+
 def fused(case, inputs, w, dy, compiled):
     """Autograd in both layouts, and the operations behind it without autograd."""
     norm, still, first = _Norm(case.norm), _Norm(case.norm, moving=False), case.first

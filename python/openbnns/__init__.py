@@ -41,6 +41,13 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
+)
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -98,6 +105,8 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
@@ -132,6 +141,7 @@ __all__ = [
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
     "Network",
     "Normalization",
     "NormalizationGradients",
@@ -141,6 +151,8 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",

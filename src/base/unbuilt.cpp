@@ -15,8 +15,6 @@ namespace {
 
 // Both lists are sorted.
 constexpr std::string_view unbuilt[] = {
-    "BNNSApplyMultiheadAttention",
-    "BNNSApplyMultiheadAttentionBackward",
     "BNNSBandPart",
     "BNNSCompareTensor",
     "BNNSComputeLSTMTrainingCacheCapacity",
@@ -38,7 +36,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
     "BNNSFilterCreateLayerGram",
-    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerPadding",
     "BNNSFilterCreateLayerPermute",
     "BNNSFilterCreateLayerReduction",
@@ -102,6 +99,8 @@ constexpr std::string_view unbuilt[] = {
 };
 
 constexpr std::string_view built[] = {
+    "BNNSApplyMultiheadAttention",
+    "BNNSApplyMultiheadAttentionBackward",
     "BNNSArithmeticFilterApplyBackwardBatch",
     "BNNSArithmeticFilterApplyBatch",
     "BNNSClipByGlobalNorm",
@@ -126,6 +125,7 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerLoss",
+    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreateLayerTransposedConvolution",
@@ -226,29 +226,6 @@ BNNSFilter BNNSFilterCreateLayerTensorContraction(const BNNSLayerParametersTenso
 BNNSFilter BNNSFilterCreateLayerGram(const BNNSLayerParametersGram*, const BNNSFilterParameters*) {
   not_implemented("BNNSFilterCreateLayerGram");
   return nullptr;
-}
-
-// attention
-
-BNNSFilter BNNSFilterCreateLayerMultiheadAttention(const BNNSLayerParametersMultiheadAttention*,
-                                                   const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerMultiheadAttention");
-  return nullptr;
-}
-
-int BNNSApplyMultiheadAttention(BNNSFilter, size_t, const void*, size_t, const void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t, const void*, size_t, void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t*, void*, size_t*, void*) {
-  return not_implemented("BNNSApplyMultiheadAttention");
-}
-
-int BNNSApplyMultiheadAttentionBackward(BNNSFilter, size_t, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const void*, size_t, const BNNSNDArrayDescriptor*, size_t,
-                                        BNNSMHAProjectionParameters*, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                        const void*, size_t, BNNSMHAProjectionParameters*, size_t, void*, size_t*,
-                                        void*) {
-  return not_implemented("BNNSApplyMultiheadAttentionBackward");
 }
 
 // lstm
