@@ -69,6 +69,13 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .matmul import (
+    BroadcastMatrixMultiplyLayer,
+    GramLayer,
+    TensorContractionLayer,
+    matmul,
+    matmul_workspace_size,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -97,6 +104,7 @@ __all__ = [
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "BroadcastMatrixMultiplyLayer",
     "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -119,6 +127,7 @@ __all__ = [
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
+    "GramLayer",
     "InputGradients",
     "Layer",
     "LayerApplyError",
@@ -137,6 +146,7 @@ __all__ = [
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TensorContractionLayer",
     "TernaryArithmeticLayer",
     "TernaryGradients",
     "TransposedConvolutionLayer",
@@ -159,6 +169,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "matmul",
+    "matmul_workspace_size",
     "norm",
     "norm_backward",
     "quantize",

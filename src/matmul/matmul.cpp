@@ -141,6 +141,7 @@ int Contraction::prepare(const char* text, float alpha, float beta, const BNNSND
   accumulate_ = beta == 1.0f;
   Expression e;
   if (Expression::read(text, &e) != 0) return -1;
+  e.letters_spread = kind() != kProduct;
   inputs_ = e.inputs;
   is_square_ = e.is_square();
   for (size_t t = kA; t < inputs_; ++t)
@@ -455,9 +456,10 @@ struct Direct {
     ProductText text;
     Expression e;
     if (check_types(views, words) != 0 ||
-        Expression::read(product_text("a", transpose_a, "b", transpose_b, &text), &e) != 0 ||
-        Form::read(e, text.buffer, views, words, &form) != 0)
+        Expression::read(product_text("a", transpose_a, "b", transpose_b, &text), &e) != 0)
       return -1;
+    e.letters_spread = false;
+    if (Form::read(e, text.buffer, views, words, &form) != 0) return -1;
     const Tensor tensors[] = {{&view[kA], view[kA].data, 0}, {&view[kB], view[kB].data, 0}, {&view[kC], view[kC].data, 0}};
     const size_t roles[] = {kA, kB, kC};
     problem = problem_of(form, 2, alpha, 1, tensors, roles);

@@ -46,6 +46,7 @@ struct Word {
 struct Expression {
   size_t inputs = 0;
   Word word[kTensors];
+  bool letters_spread = true;  // an extent of 1 goes with any other; a star's always does
 
   // Returns 0, or -1 with a sentence.
   static int read(const char* text, Expression* expression);

@@ -95,7 +95,8 @@ size_t axis_of_tuple(const View& view, size_t k) {
 // where the letters are. A star's indices have numbers below all letters.
 class Indices {
  public:
-  Indices(const char* text, const char* const* words, Form* form) : text_(text), words_(words), form_(*form) {}
+  Indices(const char* text, const char* const* words, bool letters_spread, Form* form)
+      : text_(text), words_(words), letters_spread_(letters_spread), form_(*form) {}
 
   int add(size_t tensor, const Word& word, const View& view) {
     // Without letters: a single value.
@@ -142,10 +143,10 @@ class Indices {
       key_[i] = key;
       std::fill_n(is_in_[i], kTensors, false);
       std::fill_n(form_.axes[i], kTensors, uint8_t{0});
-      form_.extent[i] = 1;
+      form_.extent[i] = tensor == kC ? 1 : extent;
       ++form_.count;
     }
-    const bool repeats = is_in_[i][tensor], spreads = tensor != kC && !repeats;
+    const bool repeats = is_in_[i][tensor], spreads = tensor != kC && !repeats && (is_star(key) || letters_spread_);
     size_t& all = form_.extent[i];
     if (repeats ? (form_.axes[i][tensor] ? all : 1) != extent : extent != all && !(spreads && (extent == 1 || all == 1)))
       return refuse(tensor, key, all, extent);
@@ -166,6 +167,7 @@ class Indices {
 
   const char* text_;
   const char* const* words_;
+  bool letters_spread_;
   Form& form_;
   int key_[kMostIndices];
   bool is_in_[kMostIndices][kTensors];
@@ -181,7 +183,7 @@ int Form::read(const Expression& e, const char* text, const View* const* views, 
   }
   if (star_first && star_last)
     return fail("expression: expected all stars at the same end; got \"%.200s\"", text);
-  Indices indices(text, words, form);
+  Indices indices(text, words, e.letters_spread, form);
   for (size_t t = 0; t < kTensors; ++t) {
     if (t == kB && e.inputs == 1) continue;
     if (indices.add(t, e.word[t], *views[t]) != 0) return -1;

@@ -700,6 +700,8 @@ TEST(matmul_refuses_what_does_not_multiply) {
   refused(p, "beta: expected 0 or 1");
   refused(parameters_of(a, a, c), "input_b: expected extent");
   refused(parameters_of(a, b, a), "output: expected extent");
+  Array narrow(kMatrix, {1, 2});
+  refused(parameters_of(narrow, b, c), "input_b: expected extent 1 along k");
   refused(parameters_of(v, b, c), "input_a: expected a matrix");
   p = parameters_of(a, b, c);
   p.a_is_weights = p.b_is_weights = true;
