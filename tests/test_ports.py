@@ -8,6 +8,7 @@ import pytest
 
 SOURCES = ["pooling.c", "convolution.c", "fully_connected.c", "activation.c", "legacy.c"]
 SOURCES += ["normalization.c", "arithmetic.c", "quantization.c", "fused.c", "loss.c"]
+SOURCES += ["matmul.c"]
 SOURCES += ["optimizer.c", "random.c"]
 SOURCES += ["errors.cpp", "train.cpp"]
 BUILDS = [

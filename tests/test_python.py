@@ -32,7 +32,7 @@ from openbnns import (
 
 DOCUMENTED = (
     "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".fused",
-    ".loss", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
+    ".loss", ".matmul", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
     "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
