@@ -4,7 +4,6 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
-import openbnns
 import pytest
 from cases import gaps_untouched, generator, is_sentinel
 from cases import matmul as cases
@@ -335,7 +334,7 @@ def test_creation_is_checked():
         BroadcastMatrixMultiplyLayer(input_a=(2, 2), quadratic=True, a_is_weights=True)
     with pytest.raises(LayerCreationError, match="input_b: expected None with quadratic"):
         BroadcastMatrixMultiplyLayer(input_a=(2, 2))
-    with pytest.raises(LayerCreationError, match="beta: expected 0 or 1; got 0.5"):
+    with pytest.raises(LayerCreationError, match=r"beta: expected 0 or 1; got 0\.5"):
         TensorContractionLayer("a_i -> c_i", input_a=(2,), beta=0.5)
     with pytest.raises(LayerCreationError, match=r"images \(C, H, W\)"):
         GramLayer(input=(2, 3))

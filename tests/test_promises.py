@@ -485,7 +485,7 @@ def assert_close_between(one, two, name):
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
     family, rest = name.split(" ", 1)
     absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
-    if family in ("normalization", "fused"):
+    if family in ("normalization", "fused", "matmul"):
         absolute = 1e-4
     if name.endswith("sum") or rest.startswith("log_softmax"):
         absolute = 4e-4

@@ -32,8 +32,8 @@ from openbnns import (
 
 DOCUMENTED = (
     "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".fused",
-    ".loss", ".matmul", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
-    "._config", "._paths", "._spec",
+    ".loss", ".matmul", ".normalization", ".optim", ".pooling", ".quantization", ".random",
+    "._activations", "._config", "._paths", "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 

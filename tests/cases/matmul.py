@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from oracles import matmul as oracle
 
-from cases import dtype_of, generator, sentinel_array
+from cases import generator, sentinel_array
 
 A, B, OUT = 0, 1, 2
 NAMES = ("a", "b")
@@ -214,12 +214,8 @@ class MatmulCase:
                 inputs[A], None, dy, input_gradient=targets[A], accumulate=accumulate
             )
             return grads.input, None
-        return tuple(
-            layer.apply_backward(
-                *inputs, None, dy, a_gradient=targets[A], b_gradient=targets[B],
-                accumulate=accumulate,
-            )  # fmt: skip
-        )
+        wanted = {f"{name}_gradient": targets[k] for k, name in enumerate(NAMES)}
+        return tuple(layer.apply_backward(*inputs, None, dy, **wanted, accumulate=accumulate))
 
     @property
     def gradients(self):
