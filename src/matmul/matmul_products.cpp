@@ -255,17 +255,21 @@ size_t Product::uses_of(size_t tensor) const {
   return uses;
 }
 
-// Integers become floats. So do halves that are used often, and a second operand whose rows the engine would have to
-// pack every time. A sum of one input is a product with ones.
+// Integers become floats. So do halves that are used often, unless both operands are bfloat16, which the engine may
+// multiply as they are, and a second operand whose rows the engine would have to pack every time. A sum of one input is
+// a product with ones.
 void Product::copy_inputs() {
   if (p_.inputs == 1) {
     ones_ = p_.axes[k_].extent;
     p_.axes[k_].stride[kSecond] = 1;
     p_.tensor[kSecond] = {nullptr, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
   }
-  const auto needs_copy = [&](size_t tensor, bool is_ready) {
+  const bool are_brain =
+      p_.tensor[kFirst].type == BNNSDataTypeBFloat16 && p_.tensor[kSecond].type == BNNSDataTypeBFloat16;
+  const auto needs_copy = [&](size_t tensor, bool has_runs) {
     const BNNSDataType type = p_.tensor[tensor].type;
-    return !is_float_type(type) || (!(is_ready && type == BNNSDataTypeFloat32) && uses_of(tensor) >= kManyUses);
+    if (!is_float_type(type)) return true;
+    return !are_brain && !(has_runs && type == BNNSDataTypeFloat32) && uses_of(tensor) >= kManyUses;
   };
   const bool has_runs = n_ == kNone || p_.axes[n_].stride[kSecond] == 1;
   if (needs_copy(kFirst, true)) rearrange(kFirst, k_, m_, &move_[kFirst]);
