@@ -127,6 +127,40 @@ def gemm(case, x, w, compiled):
     return [Trainer("torch out=", forward, None, None, lambda: (forward().numpy(),))]
 
 
+def matmul(case, a, b, dy, compiled):
+    """Batched products into given arrays, and autograd."""
+    ta, tb, tdy = map(torch.from_numpy, (a, b, dy))
+    y, da, db = torch.empty_like(tdy), torch.empty_like(ta), torch.empty_like(tb)
+
+    def whole(a, b):
+        return a.mT if case.transpose[0] else a, b.mT if case.transpose[1] else b
+
+    left, right = whole(ta, tb)
+
+    def forward():
+        return torch.bmm(left, right, out=y)
+
+    def backward():
+        if case.transpose[0]:
+            torch.bmm(right, tdy.mT, out=da)
+        else:
+            torch.bmm(tdy, right.mT, out=da)
+        if case.transpose[1]:
+            torch.bmm(tdy.mT, left, out=db)
+        else:
+            torch.bmm(left.mT, tdy, out=db)
+
+    def result():
+        forward()
+        backward()
+        return _plain(y, da, db)
+
+    raw = Contender("torch out=", forward, backward, result)
+    return [
+        *_autograd("eager", lambda a, b: torch.bmm(*whole(a, b)), (ta, tb), tdy, compiled), raw
+    ]
+
+
 def normalization(case, x, dy, compiled):
     """Running statistics are updated too; ReLU works in place, as models have it."""
     tx, tdy, gamma, beta = map(torch.from_numpy, (x, dy, case.gamma_values(), case.beta_values()))

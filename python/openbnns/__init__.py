@@ -77,6 +77,13 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .matmul import (
+    BroadcastMatrixMultiplyLayer,
+    GramLayer,
+    TensorContractionLayer,
+    matmul,
+    matmul_workspace_size,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -112,6 +119,7 @@ __all__ = [
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "BroadcastMatrixMultiplyLayer",
     "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -135,6 +143,7 @@ __all__ = [
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
     "GradientReport",
+    "GramLayer",
     "InputGradients",
     "Layer",
     "LayerApplyError",
@@ -157,6 +166,7 @@ __all__ = [
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TensorContractionLayer",
     "TernaryArithmeticLayer",
     "TernaryGradients",
     "TrainingError",
@@ -182,6 +192,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "matmul",
+    "matmul_workspace_size",
     "norm",
     "norm_backward",
     "quantize",
