@@ -177,6 +177,74 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
   finish_weight_gradient(s, call, work);
 }
 
+// ---- with a batch norm ----
+
+namespace {
+
+// totals (n) = Σ sums (segments, n), in order.
+template <class Value>
+void total_segments(const Value* sums, size_t segments, size_t n, double* totals) {
+  std::fill_n(totals, n, 0.0);
+  for (size_t segment = 0; segment < segments; ++segment)
+    for (size_t i = 0; i < n; ++i) totals[i] += static_cast<double>(sums[segment * n + i]);
+}
+
+size_t taps_in(const Problem& s) { return s.in_channels * as_size(s.x.kernel * s.y.kernel); }
+size_t moments_of(const Problem& s) { return taps_in(s) * (taps_in(s) + 1); }
+size_t masked_of(const Problem& s) { return s.out_channels * (taps_in(s) + 1); }
+
+}  // namespace
+
+bool fits_norm(const Problem& s) {
+  if (!fits(s)) return false;
+  Plan plan;
+  plan_forward(s, &plan);
+  return plan.band * as_size(s.x.out) <= kMostRun;
+}
+
+size_t tap_moments_bytes(const Problem& s) { return segments_of(s) * moments_of(s) * sizeof(double); }
+size_t masked_sums_bytes(const Problem& s) { return segments_of(s) * masked_of(s) * sizeof(float); }
+
+void tap_moments(const Kernels& kernels, const Problem& s, const Taps& x, size_t threads, double* sums,
+                 std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  const size_t segments = segments_of(s), all = moments_of(s);
+  double* partial = reinterpret_cast<double*>(work);  // (segments, T + T·T)
+  parallel(segments, threads, [&](size_t k) {
+    const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
+    kernels.tap_moments(plan, x, from, to - from, partial + k * all, scratch());
+  });
+  total_segments(partial, segments, all, sums);
+}
+
+void standardize(const Kernels& kernels, const Problem& s, const Standardize& call, size_t threads) {
+  Plan plan;
+  plan_forward(s, &plan);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.standardize(plan, call, first, count, scratch()); });
+}
+
+void restore(const Kernels& kernels, const Problem& s, const Restore& call, size_t threads) {
+  Plan plan;
+  plan_forward(s, &plan);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.restore(plan, call, first, count, scratch()); });
+}
+
+void masked_sums(const Kernels& kernels, const Problem& s, const Taps& x, const Masked& dz, size_t threads,
+                 double* sums, std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  const size_t segments = segments_of(s), all = masked_of(s);
+  float* partial = reinterpret_cast<float*>(work);  // (segments, O·T + O)
+  parallel(segments, threads, [&](size_t k) {
+    const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
+    kernels.masked_sums(plan, x, dz, from, to - from, partial + k * all, scratch());
+  });
+  total_segments(partial, segments, all, sums);
+}
+
 }  // namespace narrow
 
 namespace {

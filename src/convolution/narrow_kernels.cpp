@@ -9,12 +9,17 @@ namespace obn::OBN_TARGET::convolution::narrow {
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
 using obn::convolution::Places;
+using obn::convolution::Planes;
 using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::narrow::Kernels;
 using obn::convolution::narrow::kMostTaps;
+using obn::convolution::narrow::Masked;
 using obn::convolution::narrow::Plan;
+using obn::convolution::narrow::Restore;
+using obn::convolution::narrow::Standardize;
+using obn::convolution::narrow::Taps;
 
 namespace {
 
@@ -130,6 +135,13 @@ void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, 
 
 // ---- forward ----
 
+// What is done to a sum before it is stored.
+enum class End {
+  plain,
+  clamp,     // max(low, sum)
+  gradient,  // sum + scale(o) · dz(o, p), dz as in narrow.h
+};
+
 // y(o, p) = bias(o) + Σ w(o, t) · x(at(t) + p)
 struct Sum {
   const float* x;
@@ -139,10 +151,28 @@ struct Sum {
   const float* bias;  // NULL: none
   float* y;
   size_t y_plane;
+  float low = 0.0f;
+  const float* scale = nullptr;
+  const float *dy = nullptr, *mask = nullptr;  // mask NULL: dz = dy
+  size_t dy_plane = 0, mask_plane = 0;
 };
 
+OBN_INLINE F load_some(const float* p, size_t values) { return values == kLanes ? load(p) : load_first(p, values); }
+OBN_INLINE F keep_where_positive(F mask, F v) { return mask > F{} ? v : F{}; }
+
+template <End kEnd>
+OBN_INLINE F finish(const Sum& s, size_t o, size_t p, size_t values, F sum) {
+  if (kEnd == End::clamp) return max(splat(s.low), sum);
+  if (kEnd == End::gradient) {
+    F dz = load_some(s.dy + o * s.dy_plane + p, values);
+    if (s.mask) dz = keep_where_positive(load_some(s.mask + o * s.mask_plane + p, values), dz);
+    return sum + splat(s.scale[o]) * dz;
+  }
+  return sum;
+}
+
 // kTaps is the number of taps where it is known, else 0: a short loop that is spelled out takes a fifth less time.
-template <size_t kOutputs, size_t kVectors, size_t kTaps>
+template <size_t kOutputs, size_t kVectors, size_t kTaps, End kEnd>
 void sum_taps(const Sum& s, size_t p, size_t values) {
   F sums[kOutputs][kVectors];
 #pragma GCC unroll 8
@@ -167,39 +197,45 @@ void sum_taps(const Sum& s, size_t p, size_t values) {
   for (size_t o = 0; o < kOutputs; ++o) {
     float* y = s.y + o * s.y_plane + p;
 #pragma GCC unroll 8
-    for (size_t v = 0; v + 1 < kVectors; ++v) store(y + v * kLanes, sums[o][v]);
-    float* last = y + (kVectors - 1) * kLanes;
+    for (size_t v = 0; v + 1 < kVectors; ++v)
+      store(y + v * kLanes, finish<kEnd>(s, o, p + v * kLanes, kLanes, sums[o][v]));
+    const size_t last = (kVectors - 1) * kLanes;
+    const F end = finish<kEnd>(s, o, p + last, values, sums[o][kVectors - 1]);
     if (values == kLanes) {
-      store(last, sums[o][kVectors - 1]);
+      store(y + last, end);
     } else {
-      store_first(last, sums[o][kVectors - 1], values);
+      store_first(y + last, end, values);
     }
   }
 }
 
-template <size_t kOutputs, size_t kTaps>
+template <size_t kOutputs, size_t kTaps, End kEnd>
 void sum_run(const Sum& s, size_t n) {
   by_vectors(n, kForwardVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
     if constexpr (kForwardVectors >= 5) {
-      if (vectors == 5) return sum_taps<kOutputs, 5, kTaps>(s, p, values);
-      if (vectors == 4) return sum_taps<kOutputs, 4, kTaps>(s, p, values);
-      if (vectors == 3) return sum_taps<kOutputs, 3, kTaps>(s, p, values);
+      if (vectors == 5) return sum_taps<kOutputs, 5, kTaps, kEnd>(s, p, values);
+      if (vectors == 4) return sum_taps<kOutputs, 4, kTaps, kEnd>(s, p, values);
+      if (vectors == 3) return sum_taps<kOutputs, 3, kTaps, kEnd>(s, p, values);
     }
-    if (vectors == 2) return sum_taps<kOutputs, 2, kTaps>(s, p, values);
-    sum_taps<kOutputs, 1, kTaps>(s, p, values);
+    if (vectors == 2) return sum_taps<kOutputs, 2, kTaps, kEnd>(s, p, values);
+    sum_taps<kOutputs, 1, kTaps, kEnd>(s, p, values);
   });
 }
 
-template <size_t kTaps>
-void sum_outputs(const Sum& s, size_t outputs, size_t n) {
+template <size_t kTaps, End kEnd>
+void sum_outputs_of(const Sum& s, size_t outputs, size_t n) {
   if constexpr (kForwardOutputs >= 6) {
-    if (outputs == 6) return sum_run<6, kTaps>(s, n);
-    if (outputs == 5) return sum_run<5, kTaps>(s, n);
+    if (outputs == 6) return sum_run<6, kTaps, kEnd>(s, n);
+    if (outputs == 5) return sum_run<5, kTaps, kEnd>(s, n);
   }
-  if (outputs == 4) return sum_run<4, kTaps>(s, n);
-  if (outputs == 3) return sum_run<3, kTaps>(s, n);
-  if (outputs == 2) return sum_run<2, kTaps>(s, n);
-  sum_run<1, kTaps>(s, n);
+  if (outputs == 4) return sum_run<4, kTaps, kEnd>(s, n);
+  if (outputs == 3) return sum_run<3, kTaps, kEnd>(s, n);
+  if (outputs == 2) return sum_run<2, kTaps, kEnd>(s, n);
+  sum_run<1, kTaps, kEnd>(s, n);
+}
+template <End kEnd>
+OBN_INLINE void sum_outputs(const Sum& s, size_t outputs, size_t n) {
+  (s.taps == 9 ? sum_outputs_of<9, kEnd> : sum_outputs_of<0, kEnd>)(s, outputs, n);
 }
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
@@ -217,9 +253,8 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
       const size_t now = next_part(s.out_channels - o, kForwardOutputs);
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
       for (size_t r = 0; r < runs; ++r)
-        (plan.taps == 9 ? sum_outputs<9> : sum_outputs<0>)(
-            {stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr, y + r * f.y.row,
-             f.y.plane}, now, run);
+        sum_outputs<End::plain>({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr,
+                                 y + r * f.y.row, f.y.plane}, now, run);
       for (size_t i = 0; i < now; ++i) activate(f.activation, y + i * f.y.plane, f.y.row, rows, q);
       o += now;
     }
@@ -522,6 +557,20 @@ void multiply_all(const Plan& plan, Products p, F* sums) {
   }
 }
 
+// to (n) = the sums of the lanes of n vectors; kLanes - 1 more may be read.
+void add_lanes(const F* sums, size_t n, float* to) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (n - i >= kLanes) {
+      store(to + i, totals);
+    } else {
+      store_first(to + i, totals, n - i);
+    }
+  }
+}
+
 void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first, size_t count, float* dw,
                      std::byte* work) {
   const Problem& s = plan.problem;
@@ -554,21 +603,242 @@ void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first,
       multiply_all(plan, p, sums);
     }
   }
-  for (size_t i = 0; i < all; i += kLanes) {
-    F some[kLanes];
-    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
-    const F totals = sum_each(some);
-    if (all - i >= kLanes) {
-      store(dw + i, totals);
-    } else {
-      store_first(dw + i, totals, all - i);
+  add_lanes(sums, all, dw);
+}
+
+// ---- with a batch norm ----
+
+// The same as stage_input, less the centre of each channel.
+void stage_centred(const Plan& plan, const Taps& taps, size_t n, size_t from, size_t count, float* stage) {
+  stage_input(plan, taps.x, n, from, count, stage);
+  const Problem& s = plan.problem;
+  const size_t copies = as_size(s.x.kernel) * plan.copy;  // of a channel
+  for (size_t c = 0; c < s.in_channels; ++c) {
+    if (taps.centre[c] == 0.0f) continue;
+    const F centre = splat(taps.centre[c]);
+    float* at = stage + c * copies;
+    size_t i = 0;
+    for (; i + kLanes <= copies; i += kLanes) store(at + i, load(at + i) - centre);
+    for (; i < copies; ++i) at[i] -= taps.centre[c];
+  }
+}
+
+// Calls body(n, from, rows) for every unit, whose taps are in the stage then.
+template <class Body>
+OBN_INLINE void by_bands(const Plan& plan, const Taps& x, size_t first_unit, size_t units, float* stage,
+                         const Body& body) {
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    stage_centred(plan, x, n, from, rows, stage);
+    body(n, from, rows);
+  }
+}
+
+void standardize(const Plan& plan, const Standardize& f, size_t first_unit, size_t units, std::byte* work) {
+  const size_t q = as_size(plan.problem.x.out), outputs = plan.problem.out_channels;
+  float* stage = reinterpret_cast<float*>(work);
+  by_bands(plan, f.x, first_unit, units, stage, [&](size_t n, size_t from, size_t rows) {
+    const size_t runs = f.y.row == q ? 1 : rows, run = rows / runs * q;
+    for (size_t o = 0; o < outputs;) {
+      const size_t now = next_part(outputs - o, kForwardOutputs);
+      float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
+      for (size_t r = 0; r < runs; ++r)
+        sum_outputs<End::clamp>({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias + o, y + r * f.y.row,
+                                 f.y.plane, f.low}, now, run);
+      o += now;
     }
+  });
+}
+
+void restore(const Plan& plan, const Restore& f, size_t first_unit, size_t units, std::byte* work) {
+  const size_t q = as_size(plan.problem.x.out), outputs = plan.problem.out_channels;
+  const bool is_masked = f.dz.y.data;
+  const Planes &dy = f.dz.dy, &y = f.dz.y, &u = f.u;
+  float* stage = reinterpret_cast<float*>(work);
+  by_bands(plan, f.x, first_unit, units, stage, [&](size_t n, size_t from, size_t rows) {
+    const bool follow = u.row == q && dy.row == q && (!is_masked || y.row == q);
+    const size_t runs = follow ? 1 : rows, run = rows / runs * q;
+    for (size_t o = 0; o < outputs;) {
+      const size_t now = next_part(outputs - o, kForwardOutputs);
+      for (size_t r = from; r < from + runs; ++r)
+        sum_outputs<End::gradient>({stage + (r - from) * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias + o,
+                                    u.data + n * u.sample + o * u.plane + r * u.row, u.plane, 0.0f, f.scale + o,
+                                    dy.data + n * dy.sample + o * dy.plane + r * dy.row,
+                                    is_masked ? y.data + n * y.sample + o * y.plane + r * y.row : nullptr, dy.plane,
+                                    y.plane}, now, run);
+      o += now;
+    }
+  });
+}
+
+// One row of dz to `to`, and its sum lane by lane to *sum. y NULL: dz = dy.
+OBN_INLINE void mask_row(const float* dy, const float* y, size_t n, float* to, F* sum) {
+  F total = *sum;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const F dz = y ? keep_where_positive(load(y + i), load(dy + i)) : load(dy + i);
+    store(to + i, dz);
+    total += dz;
+  }
+  if (i < n) {
+    const F dz = y ? keep_where_positive(load_first(y + i, n - i), load_first(dy + i, n - i)) : load_first(dy + i, n - i);
+    store_first(to + i, dz, n - i);
+    total += dz;
+  }
+  *sum = total;
+}
+
+void masked_sums(const Plan& plan, const Taps& x, const Masked& masked, size_t first, size_t count, float* totals,
+                 std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out), all = s.out_channels * plan.taps;
+  const Planes &dy = masked.dy, &y = masked.y;
+  F* sums = reinterpret_cast<F*>(work);  // (O, T), then (O) vectors
+  F* dz_sums = sums + all;
+  float* stage = reinterpret_cast<float*>(work) + round_up((all + s.out_channels + kLanes) * kLanes);
+  float* dz = stage + round_up(plan.stage_floats);  // (kWeightOutputs, run)
+  for (size_t i = 0; i < all + s.out_channels + kLanes; ++i) sums[i] = F{};
+  by_bands(plan, x, first * plan.bands, count * plan.bands, stage, [&](size_t n, size_t from, size_t rows) {
+    const size_t run = rows * q;
+    for (size_t o = 0; o < s.out_channels;) {
+      const size_t some = next_part(s.out_channels - o, kWeightOutputs);
+      for (size_t i = o; i < o + some; ++i) {
+        const float* dy_plane = dy.data + n * dy.sample + i * dy.plane + from * dy.row;
+        const float* y_plane = y.data ? y.data + n * y.sample + i * y.plane + from * y.row : nullptr;
+        const bool follow = dy.row == q && (!y_plane || y.row == q);
+        const size_t length = follow ? run : q;
+        for (size_t r = 0; r < rows; r += length / q)
+          mask_row(dy_plane + r * dy.row, y_plane ? y_plane + r * y.row : nullptr, length,
+                   dz + (i - o) * run + r * q, dz_sums + i);
+      }
+      for (size_t t = 0; t < plan.taps;) {
+        const size_t now = next_part(plan.taps - t, kWeightTaps);
+        kMultiply[now - 1]({dz, run, stage, plan.at + t, sums + o * plan.taps + t, plan.taps, run, 1, 0, 0}, some);
+        t += now;
+      }
+      o += some;
+    }
+  });
+  add_lanes(sums, all + s.out_channels, totals);
+}
+
+// ---- moments of the taps ----
+
+typedef double W __attribute__((vector_size(4 * kLanes)));  // one register
+constexpr size_t kWideLanes = kLanes / 2;
+
+OBN_INLINE W load_wide(const double* p) {
+  W v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// sums(s, t) += x(at_s(s) + p) · x(at_t(t) + p), lane by lane over n pixels
+struct TapProducts {
+  const double* x;
+  const uint32_t *at_s, *at_t;
+  W* sums;
+  size_t sums_row;
+  size_t n;
+};
+
+template <size_t kRows, size_t kTaps>
+void multiply_taps(const TapProducts& s) {
+  W sums[kRows][kTaps];
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) sums[i][t] = s.sums[i * s.sums_row + t];
+  size_t p = 0;
+  for (; p + kWideLanes <= s.n; p += kWideLanes) {
+    W left[kRows];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i) left[i] = load_wide(s.x + s.at_s[i] + p);
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) {
+      const W right = load_wide(s.x + s.at_t[t] + p);
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kRows; ++i) sums[i][t] += left[i] * right;
+    }
+  }
+  for (; p < s.n; ++p)
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 16
+      for (size_t t = 0; t < kTaps; ++t) sums[i][t][0] += s.x[s.at_s[i] + p] * s.x[s.at_t[t] + p];
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) s.sums[i * s.sums_row + t] = sums[i][t];
+}
+
+template <size_t kTaps>
+void multiply_rows(const TapProducts& s, size_t rows) {
+  if (rows == 3) return multiply_taps<3, kTaps>(s);
+  if (rows == 2) return multiply_taps<2, kTaps>(s);
+  multiply_taps<1, kTaps>(s);
+}
+
+using MultiplyRows = void (*)(const TapProducts&, size_t);
+constexpr MultiplyRows kMultiplyTaps[] = {
+    multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
+#if !defined(__SSE2__) || defined(__AVX512F__)
+    multiply_rows<4>, multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>, multiply_rows<9>,
+#endif
+};
+static_assert(sizeof kMultiplyTaps == kWeightTaps * sizeof(MultiplyRows) && kWeightOutputs == 3);
+
+OBN_INLINE double add_wide_lanes(W v) {
+  double sum = v[0];
+  for (size_t i = 1; i < kWideLanes; ++i) sum += v[i];
+  return sum;
+}
+
+// The tap behind the last one is 1 for every pixel: products with it are the sums. float64 throughout: what the
+// normalization makes of these numbers may cancel to a small part of them.
+void tap_moments(const Plan& plan, const Taps& x, size_t first, size_t count, double* totals, std::byte* work) {
+  const Problem& s = plan.problem;
+  const size_t q = as_size(s.x.out), taps = plan.taps, columns = taps + 1;
+  const size_t values = s.in_channels * as_size(s.x.kernel) * plan.copy;
+  W* sums = reinterpret_cast<W*>(work);                                          // (T, T + 1)
+  double* wide = reinterpret_cast<double*>(sums + round_up(taps * columns));     // the stage, then ones
+  float* stage = reinterpret_cast<float*>(wide + round_up(values) + round_up(plan.band * q));
+  for (size_t i = 0; i < taps * columns; ++i) sums[i] = W{};
+  uint32_t at[kMostTaps + 1];
+  for (size_t t = 0; t < taps; ++t) at[t] = plan.at[t];
+  at[taps] = static_cast<uint32_t>(round_up(values));
+  for (size_t i = 0; i < plan.band * q; ++i) wide[at[taps] + i] = 1.0;
+  for (size_t n = first; n < first + count; ++n)
+    for (size_t from = 0; from < plan.rows; from += plan.band) {
+      const size_t rows = least(plan.band, plan.rows - from);
+      stage_input(plan, x.x, n, from, rows, stage);
+      for (size_t c = 0; c < s.in_channels; ++c) {
+        const double centre = static_cast<double>(x.centre[c]);
+        const size_t copies = as_size(s.x.kernel) * plan.copy;
+        for (size_t i = c * copies; i < (c + 1) * copies; ++i) wide[i] = static_cast<double>(stage[i]) - centre;
+      }
+      for (size_t i = 0; i < taps;) {
+        const size_t some = next_part(taps - i, kWeightOutputs);
+        for (size_t t = i; t < columns;) {
+          const size_t now = next_part(columns - t, kWeightTaps);
+          kMultiplyTaps[now - 1]({wide, at + i, at + t, sums + i * columns + t, columns, rows * q}, some);
+          t += now;
+        }
+        i += some;
+      }
+    }
+  for (size_t i = 0; i < taps; ++i) {
+    totals[i] = add_wide_lanes(sums[i * columns + taps]);
+    for (size_t t = i; t < taps; ++t) totals[taps + i * taps + t] = add_wide_lanes(sums[i * columns + t]);
+    for (size_t t = 0; t < i; ++t) totals[taps + i * taps + t] = 0.0;
   }
 }
 
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {forward, input_gradient, weight_gradient};
+const Kernels kernels = {forward, input_gradient, weight_gradient, tap_moments, standardize, restore, masked_sums};
 
 }  // namespace obn::OBN_TARGET::convolution::narrow
