@@ -69,16 +69,29 @@ void plan_bands(const Problem& s, size_t rows, size_t aim, size_t row_values,
   }
 }
 
-void plan_forward(const Problem& s, Plan* plan) {
-  plan->problem = s;
-  plan->taps = s.in_channels * as_size(s.x.kernel * s.y.kernel);
+// Where the taps lie in the stage of the plan.
+void place_taps(const Problem& s, Plan* plan) {
   const size_t kw = as_size(s.x.kernel), kh = as_size(s.y.kernel), q = as_size(s.x.out);
-  plan_bands(s, as_size(s.y.out), kStageFloats, s.in_channels * kw * as_size(s.y.stride) * q, lay_out_stage, plan);
+  plan->problem = s;
+  plan->taps = s.in_channels * kh * kw;
   for (size_t t = 0; t < plan->taps; ++t) {
     const size_t c = t / (kh * kw), ky = t / kw % kh, kx = t % kw;
     const size_t row = residue_of(s.y, ky) * plan->stage_rows + shift_of(s.y, ky);
     plan->at[t] = static_cast<uint32_t>((c * kw + kx) * plan->copy + row * q);
   }
+}
+
+void plan_forward(const Problem& s, Plan* plan) {
+  const size_t row = s.in_channels * as_size(s.x.kernel * s.y.stride * s.x.out);
+  plan_bands(s, as_size(s.y.out), kStageFloats, row, lay_out_stage, plan);
+  place_taps(s, plan);
+}
+
+// The stage alone, under `band` rows of y. False when it grows too large.
+bool plan_stage(const Problem& s, size_t band, Plan* plan) {
+  if (!lay_out_stage(s, band, plan)) return false;
+  place_taps(s, plan);
+  return true;
 }
 
 void plan_input_gradient(const Problem& s, Plan* plan) {
@@ -93,6 +106,11 @@ void plan_input_gradient(const Problem& s, Plan* plan) {
     plan->residue_y[k] = static_cast<uint8_t>(residue_of(s.y, k));
     plan->shift_y[k] = static_cast<uint32_t>(shift_of(s.y, k));
   }
+}
+
+// Rows of y, at most, whose windows hold a place of one band of dx.
+size_t rows_under(const Problem& s, const Plan& plan) {
+  return std::min(plan.band + largest_shift(s.y), as_size(s.y.out));
 }
 
 // Enough parts for all threads, and none so long that its float32 sums grow inaccurate.
@@ -197,9 +215,13 @@ size_t masked_of(const Problem& s) { return s.out_channels * (taps_in(s) + 1); }
 
 bool fits_norm(const Problem& s) {
   if (!fits(s)) return false;
-  Plan plan;
-  plan_forward(s, &plan);
-  return plan.band * as_size(s.x.out) <= kMostRun;
+  Plan forward, plan, stage;
+  plan_forward(s, &forward);
+  plan_input_gradient(s, &plan);
+  // Moments have a stage of float64 too, whose rows are whole vectors.
+  const size_t q = as_size(s.x.out);
+  return forward.stage_floats / q * round_up(q) <= kMostStageFloats &&
+         plan_stage(s, rows_under(s, plan), &stage) && stage.stage_floats + plan.stage_floats <= kMostStageFloats;
 }
 
 size_t tap_moments_bytes(const Problem& s) { return segments_of(s) * moments_of(s) * sizeof(double); }
@@ -225,13 +247,6 @@ void standardize(const Kernels& kernels, const Problem& s, const Standardize& ca
            [&](size_t first, size_t count) { kernels.standardize(plan, call, first, count, scratch()); });
 }
 
-void restore(const Kernels& kernels, const Problem& s, const Restore& call, size_t threads) {
-  Plan plan;
-  plan_forward(s, &plan);
-  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
-           [&](size_t first, size_t count) { kernels.restore(plan, call, first, count, scratch()); });
-}
-
 void masked_sums(const Kernels& kernels, const Problem& s, const Taps& x, const Masked& dz, size_t threads,
                  double* sums, std::byte* work) {
   Plan plan;
@@ -243,6 +258,14 @@ void masked_sums(const Kernels& kernels, const Problem& s, const Taps& x, const 
     kernels.masked_sums(plan, x, dz, from, to - from, partial + k * all, scratch());
   });
   total_segments(partial, segments, all, sums);
+}
+
+void norm_input_gradient(const Kernels& kernels, const Problem& s, const NormInputGradient& call, size_t threads) {
+  Plan plan, stage;
+  plan_input_gradient(s, &plan);
+  plan_stage(s, rows_under(s, plan), &stage);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.norm_input_gradient(plan, stage, call, first, count, scratch()); });
 }
 
 }  // namespace narrow

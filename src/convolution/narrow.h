@@ -50,8 +50,6 @@ struct Plan {
 // These passes work on the taps less the centre of their channel, which may be any number: tap(t) = stage(at(t)) -
 // centre(c), also where the stage holds padding. dz = y > 0 ? dy : 0, or dy where there is no y.
 
-inline constexpr size_t kMostRun = size_t{1} << 14;  // pixels of a band, for these passes
-
 struct Taps {
   Planes x;
   const float* centre;  // (C)
@@ -70,14 +68,15 @@ struct Standardize {
   Planes y;           // written
 };
 
-// u(o) = bias(o) + Σ w(o, t) · tap(t) + scale(o) · dz(o)
-struct Restore {
+// dx of the gradient of every tap, g(t) = start(t) + Σ slope(s, t) · tap(s) + Σ w(o, t) · dz(o)
+struct NormInputGradient {
   Taps x;
-  const float* w;      // (O, T)
-  const float* bias;   // (O)
-  const float* scale;  // (O)
   Masked dz;
-  Planes u;            // written
+  const float* w;      // (O, T)
+  const float* start;  // (T)
+  const float* slope;  // (T, T)
+  Planes dx;           // every value is written
+  bool accumulate;
 };
 
 // One implementation. A unit is one band of one sample; `work` is a block of kScratchBytes.
@@ -88,13 +87,15 @@ struct Kernels {
   void (*weight_gradient)(const Plan&, const WeightGradient&, size_t first, size_t count, float* sums,
                           std::byte* work);
 
-  // Sums over samples [first, first + count): (T) of tap(t), then (T, T) of tap(s)·tap(t), of which s <= t is set.
+  // Sums over samples [first, first + count): (T) of tap(t), then (T, T) of tap(s)·tap(t).
   void (*tap_moments)(const Plan&, const Taps&, size_t first, size_t count, double* sums, std::byte* work);
   void (*standardize)(const Plan&, const Standardize&, size_t first_unit, size_t units, std::byte* work);
-  void (*restore)(const Plan&, const Restore&, size_t first_unit, size_t units, std::byte* work);
   // Sums over samples [first, first + count): (O, T) of dz(o)·tap(t), then (O) of dz(o).
   void (*masked_sums)(const Plan&, const Taps&, const Masked&, size_t first, size_t count, float* sums,
                       std::byte* work);
+  // `stage` is the plan of the stage under the rows of dz that a band of dx meets.
+  void (*norm_input_gradient)(const Plan&, const Plan& stage, const NormInputGradient&, size_t first_unit,
+                              size_t units, std::byte* work);
 };
 
 extern const Targets<Kernels> targets;
@@ -119,8 +120,9 @@ size_t masked_sums_bytes(const Problem& problem);
 void tap_moments(const Kernels& kernels, const Problem& problem, const Taps& x, size_t threads, double* sums,
                  std::byte* work);
 void standardize(const Kernels& kernels, const Problem& problem, const Standardize& call, size_t threads);
-void restore(const Kernels& kernels, const Problem& problem, const Restore& call, size_t threads);
 void masked_sums(const Kernels& kernels, const Problem& problem, const Taps& x, const Masked& dz, size_t threads,
                  double* sums, std::byte* work);
+void norm_input_gradient(const Kernels& kernels, const Problem& problem, const NormInputGradient& call,
+                         size_t threads);
 
 }  // namespace obn::convolution::narrow

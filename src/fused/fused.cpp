@@ -252,7 +252,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
   if constexpr (First::kIsConvolution) {
-    if (is_narrow_) return narrow_.apply_backward(&b.g, g);
+    if (is_narrow_) return narrow_.apply_backward(b.g, g);
   }
   const normalization::Plan& plan = second_.plan;
   const bool by_runs = first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) && first_.takes_runs(b);

@@ -88,25 +88,28 @@ struct NarrowNorm::ForwardWork {
 };
 
 struct NarrowNorm::BackwardWork {
-  double* sums;                     // (O, T) of D, then (O) of D₀
-  double *dgamma, *db;              // (O)
-  float* dw;                        // (O, T)
-  float *weights, *shift, *scale;   // (O, T), (O), (O): u from taps and dz
-  float* row;                       // (O)
-  std::byte *dy, *u;                // (N, O, P, Q) each, or NULL
+  double* sums;              // (O, T) of D, then (O) of D₀
+  double *dgamma, *db;       // (O)
+  float *dw, *row;           // (O, T), (O)
+  double* sloped;            // (1 + T, T): sums of what follows
+  float *w, *start, *slope;  // (O, T), (T), (T, T): dx from dz and the taps
+  float *dy, *dx;            // (N, O, P, Q), (N, C, H, W) where the caller's do not serve, or NULL
   std::byte* kernels;
 
-  BackwardWork(const NarrowNorm& layer, size_t batch, bool copies_dy, bool has_u, size_t first_bytes, Room* room) {
+  BackwardWork(const NarrowNorm& layer, size_t batch, bool has_dx, bool copies_dy, bool copies_dx, Room* room) {
     const size_t o = layer.outputs_, t = layer.taps_;
     sums = room->take_many<double>(o, t + 1);
     dgamma = room->take_many<double>(o, 1);
     db = room->take_many<double>(o, 1);
     dw = room->take_many<float>(o, t);
-    weights = room->take_many<float>(o, t);
-    for (float** array : {&shift, &scale, &row}) *array = room->take_many<float>(o, 1);
-    dy = copies_dy ? room->values(layer.first_->output(), batch) : nullptr;
-    u = has_u ? room->values(layer.first_->output(), batch) : nullptr;
-    kernels = room->take(std::max(narrow::masked_sums_bytes(layer.problem(batch)), first_bytes));
+    row = room->take_many<float>(o, 1);
+    sloped = has_dx ? room->take_many<double>(1 + t, t) : nullptr;
+    w = has_dx ? room->take_many<float>(o, t) : nullptr;
+    start = has_dx ? room->take_many<float>(1, t) : nullptr;
+    slope = has_dx ? room->take_many<float>(t, t) : nullptr;
+    dy = copies_dy ? room->take_many<float>(batch, layer.first_->output().count) : nullptr;
+    dx = copies_dx ? room->take_many<float>(batch, layer.first_->input().count) : nullptr;
+    kernels = room->take(narrow::masked_sums_bytes(layer.problem(batch)));
   }
 };
 
@@ -135,6 +138,10 @@ convolution::Problem NarrowNorm::problem(size_t batch) const {
 }
 
 double NarrowNorm::pixels(size_t batch) const { return static_cast<double>(batch * second_->plan.length); }
+
+convolution::Planes NarrowNorm::planes_of_output(void* y, size_t step) const {
+  return convolution::Images{&second_->output(), static_cast<std::byte*>(y), step}.planes(0);
+}
 
 // ---- what is kept ----
 
@@ -176,8 +183,7 @@ size_t NarrowNorm::work_bytes(size_t batch) const {
   Room forward, inference, backward;
   ForwardWork(*this, batch, true, &forward);
   ForwardWork(*this, batch, false, &inference);
-  const size_t first = first_->work_bytes(batch);
-  BackwardWork(*this, batch, true, true, first, &backward);
+  BackwardWork(*this, batch, true, true, true, &backward);
   return std::max({forward.used(), inference.used(), backward.used()});
 }
 
@@ -265,9 +271,9 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
     std::fill_n(work.covariances, taps_ * taps_, 0.0);
   }
   find_statistics(work, kept, training);
-  const convolution::Planes to = convolution::Images{&second_->output(), reinterpret_cast<std::byte*>(y), y_step}.planes(0);
   const float low = plan.is_relu ? 0.0f : -std::numeric_limits<float>::infinity();
-  narrow::standardize(kernels, s, {{from, kept.centre}, work.scaled, work.shift, low, to}, threads);
+  narrow::standardize(kernels, s, {{from, kept.centre}, work.scaled, work.shift, low, planes_of_output(y, y_step)},
+                      threads);
   if (!training) return 0;
   normalization::update_moving(plan, batch, work.mean, work.variance);
   second_->state.batch = batch;
@@ -276,60 +282,73 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
 
 // ---- backward ----
 
-// dγ, dw and what makes u, from the sums of the kernels.
-void NarrowNorm::find_gradients(const BackwardWork& work, const Kept& kept, double n) const {
+// dγ and dw from the sums of the kernels.
+void NarrowNorm::find_gradients(const BackwardWork& work, const Kept& kept) const {
   const size_t t = taps_;
   const double* dz_sums = work.sums + outputs_ * t;
   for (size_t o = 0; o < outputs_; ++o) {
     const float* w = kept.w + o * t;
     const double *d = work.sums + o * t, *kw = kept.kw + o * t;
-    const double r = kept.r[o], scale = kept.scale[o], at_mean = dot(w, kept.mean, t);
-    const double dgamma = r * (dot(w, d, t) - at_mean * dz_sums[o]);
+    const double r = kept.r[o], at_mean = dot(w, kept.mean, t), dgamma = r * (dot(w, d, t) - at_mean * dz_sums[o]);
     for (size_t i = 0; i < t; ++i)
-      work.dw[o * t + i] = static_cast<float>(scale * (d[i] - kept.mean[i] * dz_sums[o] - r * dgamma * kw[i]));
+      work.dw[o * t + i] =
+          static_cast<float>(kept.scale[o] * (d[i] - kept.mean[i] * dz_sums[o] - r * dgamma * kw[i]));
     work.dgamma[o] = dgamma;
     work.db[o] = 0.0;
-    const double slope = scale * r * dgamma / n;
-    for (size_t i = 0; i < t; ++i) work.weights[o * t + i] = static_cast<float>(-slope * static_cast<double>(w[i]));
-    work.shift[o] = static_cast<float>(slope * at_mean - scale * dz_sums[o] / n);
-    work.scale[o] = static_cast<float>(scale);
   }
 }
 
-int NarrowNorm::apply_backward(convolution::Gradients* first, const normalization::Gradients& g) {
+// The gradient of tap t is Σ w(o, t)·u(o), and u(o) = s·dz(o) + a number - another one·Σ w(o, k)·tap(k).
+void NarrowNorm::find_tap_gradients(const BackwardWork& work, const Kept& kept, double n) const {
+  const size_t t = taps_;
+  std::fill_n(work.sloped, (1 + t) * t, 0.0);
+  for (size_t o = 0; o < outputs_; ++o) {
+    const float* w = kept.w + o * t;
+    const double scale = kept.scale[o], slope = scale * kept.r[o] * work.dgamma[o] / n;
+    const double start = slope * dot(w, kept.mean, t) - scale * work.sums[outputs_ * t + o] / n;
+    for (size_t i = 0; i < t; ++i) {
+      const double weight = static_cast<double>(w[i]);
+      work.w[o * t + i] = static_cast<float>(scale * weight);
+      work.sloped[i] += start * weight;
+      for (size_t k = 0; k < t; ++k) work.sloped[(1 + k) * t + i] -= slope * weight * static_cast<double>(w[k]);
+    }
+  }
+  const auto to_float = [](double value) { return static_cast<float>(value); };
+  std::transform(work.sloped, work.sloped + t, work.start, to_float);
+  std::transform(work.sloped + t, work.sloped + (1 + t) * t, work.slope, to_float);
+}
+
+int NarrowNorm::apply_backward(const convolution::Gradients& first, const normalization::Gradients& g) {
   const size_t batch = second_->state.batch;
   const convolution::Images dy = {&g.dy_view, static_cast<std::byte*>(g.dy_view.data), g.dy_stride};
-  const convolution::Run run = first_->make_run(batch);
-  const bool has_u = first->dx.data, copies_dy = !dy.is_direct();
-  first->dy = {&first_->output(), nullptr, first_->output().count};
-  const size_t first_bytes = has_u ? first_->backward_bytes(run, *first) : 0;
+  const bool has_dx = first.dx.data, copies_dy = !dy.is_direct(), copies_dx = has_dx && !first.dx.is_direct();
   Room counted;
-  BackwardWork(*this, batch, copies_dy, has_u, first_bytes, &counted);
+  BackwardWork(*this, batch, has_dx, copies_dy, copies_dx, &counted);
   Room room(workspace_for(counted));
-  const BackwardWork work(*this, batch, copies_dy, has_u, first_bytes, &room);
+  const BackwardWork work(*this, batch, has_dx, copies_dy, copies_dx, &room);
   if (!work.sums) return -1;
   size_t unused;
   const Kept kept = lay_out_kept(batch, block_, &unused);
   const narrow::Kernels& kernels = narrow::targets.best();
   const convolution::Problem s = problem(batch);
-  if (copies_dy) convolution::load_images(dy, 0, batch, run.threads, reinterpret_cast<float*>(work.dy));
-  const auto dense = [&](std::byte* data) {
-    return convolution::dense_planes(first_->output(), reinterpret_cast<float*>(data));
-  };
-  narrow::Masked dz = {copies_dy ? dense(work.dy) : dy.planes(0), {}};
-  if (g.y.is_given())
-    dz.y = convolution::Images{&second_->output(), g.y.walk.data, g.y_stride}.planes(0);
+  const size_t threads = first_->make_run(batch).threads;
+  if (copies_dy) convolution::load_images(dy, 0, batch, threads, work.dy);
+  const narrow::Masked dz = {copies_dy ? convolution::dense_planes(first_->output(), work.dy) : dy.planes(0),
+                             g.y.is_given() ? planes_of_output(g.y.walk.data, g.y_stride) : convolution::Planes{}};
   const narrow::Taps taps = {convolution::dense_planes(first_->input(), kept.x), kept.centre};
-  narrow::masked_sums(kernels, s, taps, dz, run.threads, work.sums, work.kernels);
-  find_gradients(work, kept, pixels(batch));
+  narrow::masked_sums(kernels, s, taps, dz, threads, work.sums, work.kernels);
+  find_gradients(work, kept);
   store_gradient(g.dbeta, work.sums + outputs_ * taps_, outputs_, work.row);
   store_gradient(g.dgamma, work.dgamma, outputs_, work.row);
-  first_->put_gradients(*first, work.dw, work.db, run.threads);
-  if (!has_u) return 0;
-  narrow::restore(kernels, s, {taps, work.weights, work.shift, work.scale, dz, dense(work.u)}, run.threads);
-  first->dw.memory.data = first->db.data = nullptr;  // they are done
-  first->dy.data = work.u;
-  first_->run_backward(run, *first, work.kernels);
+  first_->put_gradients(first, work.dw, work.db, threads);
+  if (!has_dx) return 0;
+  find_tap_gradients(work, kept, pixels(batch));
+  const bool accumulate = first.dx_view.accumulate;
+  const convolution::Planes dx =
+      copies_dx ? convolution::dense_planes(first_->input(), work.dx) : first.dx.planes(0);
+  narrow::norm_input_gradient(kernels, s, {taps, dz, work.w, work.start, work.slope, dx, !copies_dx && accumulate},
+                              threads);
+  if (copies_dx) convolution::store_images(work.dx, first.dx, 0, batch, accumulate, threads);
   return 0;
 }
 
