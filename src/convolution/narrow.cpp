@@ -264,8 +264,9 @@ void norm_input_gradient(const Kernels& kernels, const Problem& s, const NormInp
   Plan plan, stage;
   plan_input_gradient(s, &plan);
   plan_stage(s, rows_under(s, plan), &stage);
-  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
-           [&](size_t first, size_t count) { kernels.norm_input_gradient(plan, stage, call, first, count, scratch()); });
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads, [&](size_t first, size_t count) {
+    kernels.norm_input_gradient(plan, stage, call, first, count, scratch());
+  });
 }
 
 }  // namespace narrow

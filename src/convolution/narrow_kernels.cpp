@@ -473,7 +473,8 @@ OBN_INLINE void gradient_of_input(const Plan& plan, const InputGradient& call, c
   const bool follow = dz.row == q && (!is_masked || y.row == q);
   float* g = reinterpret_cast<float*>(work) + kPad;  // lanes that do not count are read in front of it
   float* lines = g + round_up(plan.stage_floats);
-  float* stage = lines + kRowsAtOnce * as_size(s.x.stride) * (round_up(as_size(s.x.in) / as_size(s.x.stride) + 1) + kPad);
+  const size_t sx = as_size(s.x.stride);
+  float* stage = lines + kRowsAtOnce * sx * (round_up(as_size(s.x.in) / sx + 1) + kPad);
   for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
     const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
     if (from >= plan.rows) continue;
@@ -901,8 +902,12 @@ class TapSums {
   void multiply_class(size_t row, size_t rows, size_t first, W* sums) const {
     const double* x = wide_ + row * pitch_;
     const size_t n = rows * pitch_, columns = (shifts_ - first) * copies_;
-    for (size_t a = 0; a < copies_; ++a)
-      for (size_t r = row; r < row + rows; ++r) sums[a * (columns_ + 1) + columns_] += row_sums_[left_[a] / pitch_ + r];
+    for (size_t a = 0; a < copies_; ++a) {
+      const W* from = row_sums_ + left_[a] / pitch_ + row;
+      W total = sums[a * (columns_ + 1) + columns_];
+      for (size_t r = 0; r < rows; ++r) total += from[r];
+      sums[a * (columns_ + 1) + columns_] = total;
+    }
     for (size_t a = 0; a < copies_;) {
       const size_t some = next_part(copies_ - a, kWeightOutputs);
       W* to = sums + a * (columns_ + 1);

@@ -218,7 +218,8 @@ void NarrowNorm::find_statistics(const ForwardWork& work, const Kept& kept, bool
   for (size_t o = 0; o < outputs_; ++o) {
     const float* w = kept.w + o * t;
     double base = static_cast<double>(work.bias[o]);  // z where all taps are at their centre
-    for (size_t i = 0; i < t; ++i) base += static_cast<double>(w[i]) * static_cast<double>(kept.centre[i / per_channel]);
+    for (size_t i = 0; i < t; ++i)
+      base += static_cast<double>(w[i]) * static_cast<double>(kept.centre[i / per_channel]);
     double* kw = kept.kw + o * t;
     for (size_t i = 0; i < t; ++i) kw[i] = dot(w, work.covariances + i * t, t);
     const double variance = dot(w, kw, t), shift = dot(w, kept.mean, t);
@@ -233,7 +234,8 @@ void NarrowNorm::find_statistics(const ForwardWork& work, const Kept& kept, bool
       used = static_cast<double>(plan.moving_variance[o * plan.moving_variance_step]);
     kept.r[o] = 1.0 / std::sqrt(used + static_cast<double>(plan.epsilon));
     kept.scale[o] = work.gamma[o] * kept.r[o];
-    for (size_t i = 0; i < t; ++i) work.scaled[o * t + i] = static_cast<float>(kept.scale[o] * static_cast<double>(w[i]));
+    for (size_t i = 0; i < t; ++i)
+      work.scaled[o * t + i] = static_cast<float>(kept.scale[o] * static_cast<double>(w[i]));
     work.shift[o] = static_cast<float>(work.beta[o] + kept.scale[o] * apart);
   }
 }

@@ -1,5 +1,5 @@
-// Fused layers: against their two layers called one after the other (to the bit, or nearly where the pair is done as one
-// layer), against float64 and its differences, the recorded vectors, and the promises of the C interface.
+// Fused layers: against their two layers called one after the other (to the bit, or nearly where the pair is done as
+// one layer), against float64 and its differences, the recorded vectors, and the promises of the C interface.
 #include "fused/fused.h"
 
 #include <algorithm>
