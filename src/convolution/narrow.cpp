@@ -40,6 +40,8 @@ constexpr size_t kMostSums = size_t{1} << 14;         // O·T: dw keeps a vector
 constexpr size_t kPieceValues = size_t{1} << 15;      // of y or dz in one piece: some 10 us
 constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in one go: bounds the rounding error
 constexpr size_t kLeastSegments = 8;
+constexpr size_t kMomentPixels = size_t{1} << 12;     // whose moments one part has, about
+constexpr size_t kMostMomentSegments = 16;
 
 // The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
 bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
@@ -211,6 +213,12 @@ size_t taps_in(const Problem& s) { return s.in_channels * as_size(s.x.kernel * s
 size_t moments_of(const Problem& s) { return taps_in(s) * (taps_in(s) + 1); }
 size_t masked_of(const Problem& s) { return s.out_channels * (taps_in(s) + 1); }
 
+// float64 sums may be long: only as many parts as give some threads enough to do.
+size_t moment_segments(const Problem& s) {
+  const size_t parts = s.batch * as_size(s.x.out * s.y.out) / kMomentPixels;
+  return std::min(std::clamp<size_t>(parts, 2, kMostMomentSegments), s.batch);
+}
+
 }  // namespace
 
 bool fits_norm(const Problem& s) {
@@ -224,14 +232,14 @@ bool fits_norm(const Problem& s) {
          plan_stage(s, rows_under(s, plan), &stage) && stage.stage_floats + plan.stage_floats <= kMostStageFloats;
 }
 
-size_t tap_moments_bytes(const Problem& s) { return segments_of(s) * moments_of(s) * sizeof(double); }
+size_t tap_moments_bytes(const Problem& s) { return moment_segments(s) * moments_of(s) * sizeof(double); }
 size_t masked_sums_bytes(const Problem& s) { return segments_of(s) * masked_of(s) * sizeof(float); }
 
 void tap_moments(const Kernels& kernels, const Problem& s, const Taps& x, size_t threads, double* sums,
                  std::byte* work) {
   Plan plan;
   plan_forward(s, &plan);
-  const size_t segments = segments_of(s), all = moments_of(s);
+  const size_t segments = moment_segments(s), all = moments_of(s);
   double* partial = reinterpret_cast<double*>(work);  // (segments, T + T·T)
   parallel(segments, threads, [&](size_t k) {
     const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
