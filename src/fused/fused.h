@@ -54,6 +54,7 @@ class ConvolutionFirst {
  public:
   static constexpr size_t kParameters = 2;  // gradients of its own: weights, bias
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = true;
 
   ConvolutionFirst(const Options& options, BNNSFilterType type)
       : layer_(options, type == BNNSTransposedConvolution) {}
@@ -112,6 +113,7 @@ class FullyConnectedFirst {
  public:
   static constexpr size_t kParameters = 2;
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = false;
 
   FullyConnectedFirst(const Options& options, BNNSFilterType) : layer_(options) {}
 
@@ -159,6 +161,7 @@ class ArithmeticFirst {
  public:
   static constexpr size_t kParameters = 0;
   static constexpr bool kTakesMany = true;
+  static constexpr bool kIsConvolution = false;
 
   ArithmeticFirst(const Options& options, BNNSFilterType) : threads_(options.threads) {}
 

@@ -264,6 +264,9 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
+// The running statistics after a training call whose groups had these means and population variances.
+void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances);
+
 // Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
 // scratch; the first half is free.
 struct RunSink {
