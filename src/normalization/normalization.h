@@ -116,12 +116,15 @@ enum class Mask {
 struct Gradient {
   size_t count = 0, length = 0;
   Runs dy, y, x, dx;
+  Runs also;                     // dx goes here too; only with `stream`, and aligned as dx is. data NULL: nowhere
   Standard standard;
   Mask mask = Mask::none;
   float mask_gamma = 1.0f, mask_beta = 0.0f;
   const float* gamma = nullptr;  // one value
   float mean_g = 0.0f, mean_g_xhat = 0.0f;
   bool accumulate = false, stream = false;
+  const Gradient* next = nullptr;  // of the same shape: only with `stream`, its sums are gathered on the way
+  Sums* next_sums = nullptr;
 };
 
 // Gradients of up to kRowsTogether rows with the same γ.
@@ -174,6 +177,7 @@ struct Kernels {
   void (*column_forward)(const Columns& job);
   void (*column_sums)(const ColumnGradient& job, Sums* sums);
   void (*column_gradient)(const ColumnGradient& job);
+  void (*end_streams)();  // after the last call that streams, on its thread: others may read what was written
 };
 
 extern const Targets<Kernels> targets;
@@ -277,6 +281,13 @@ bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
               const RunSink* sink = nullptr);
+
+// The same with the input gradient in two places, where they lie alike and are large (takes_twin).
+bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                const Tensor& twin);
+void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work);
 
 // The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
 // count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same

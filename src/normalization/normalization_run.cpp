@@ -40,6 +40,7 @@ constexpr size_t kPiece = 16384;                      // values of a piece, at l
 constexpr size_t kBlock = 2048;                       // values converted at a time
 constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for one group; the rest is for a block
 constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
+constexpr size_t kNearValues = size_t{1} << 15;       // of a group, so that four times as many floats lie near
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
 constexpr size_t kMomentsTogether = 64;               // runs whose moments are averaged at a time
@@ -50,6 +51,12 @@ const activation::Kernels& conversion() { return activation::targets.best(); }
 // Groups of a piece: not too few values, and some groups one after the other where there are many.
 size_t groups_together(size_t groups, size_t values) {
   return std::max({size_t{1}, kPiece / values, std::min(groups / 16, std::max<size_t>(4, 4 * kPiece / values))});
+}
+
+// The same where a group's memory is read while that of the one before is written: more of them. A group has the same
+// result in any piece.
+size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) {
+  return std::max(groups_together(groups, values), groups / (4 * threads_for(thread_limit)));
 }
 
 // ---- workspace: counted first, then placed ----
@@ -252,13 +259,17 @@ class ForwardCall {
       });
     } else {
       const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
                 [&](size_t first, size_t count) {
         const size_t end = first + count;
-        if (plan_.is_rows) return rows(first, end);
-        RunMoments moments[kMomentsTogether];
-        bool is_gathered = false;
-        for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
+        if (plan_.is_rows) {
+          rows(first, end);
+        } else {
+          RunMoments moments[kMomentsTogether];
+          bool is_gathered = false;
+          for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
+        }
+        if (stream_y_) plan_.kernels->end_streams();
       });
     }
     if (work_.mean) update_moving();
@@ -533,17 +544,22 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
   return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
+bool streams_gradient(const Plan& plan, size_t batch) {
+  return batch * plan.sample() * sizeof(float) * 2 >= kStreamBytes;
+}
+
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
                bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-               const RunSink* sink = nullptr)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), accumulate_(accumulate),
+               const RunSink* sink = nullptr, const Tensor* twin = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), twin_(twin),
+        accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
-    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
+    stream_ = streams_gradient(plan, batch_) && !stages_ && !accumulate;
   }
 
   // All sums; with them, group by group, the input gradient where it is given.
@@ -560,9 +576,11 @@ class BackwardCall {
       });
     } else {
       const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
                 [&](size_t first, size_t count) {
-        for (size_t g = first; g < first + count; ++g) group(g);
+        bool is_summed = false;
+        for (size_t g = first; g < first + count; ++g) is_summed = group(g, g + 1 < first + count, is_summed);
+        if (stream_) plan_.kernels->end_streams();
       });
     }
     if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
@@ -635,37 +653,63 @@ class BackwardCall {
     if (job->y.data) job->y.data += job->y.step;
     job->x.data += job->x.step;
     if (job->dx.data) job->dx.data += job->dx.step;
+    if (job->also.data) job->also.data += job->also.step;
   }
 
-  void group(size_t g) const {
+  // Where the sums of a group's channels go.
+  Sums* sums_at(const Span& span, size_t g) const {
+    return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
+  }
+
+  // Its sums may have been gathered already; those of the next group are gathered while this one's gradient is
+  // written. True: they are.
+  bool group(size_t g, bool has_next, bool is_summed) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
     Gradient job = job_of(span, g, stage);
     if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
+    if (twin_) job.also = runs_in(plan_, *twin_, span);
     job.stream = stream_;
     const PerChannel gamma = {gamma_, kOne};
     const size_t run = span.first / plan_.length;
     const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
     const size_t count = shares_gamma ? 1 : span.length / plan_.length;
     job.count = span.samples;
-    Sums all, *sums = work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + run);
+    Sums all, *sums = sums_at(span, g);
     Gradient at = job;
     for (size_t k = 0; k < count; ++k, advance(&at)) {
       set_channel(&at, run + k);
-      sums[k] = plan_.kernels->channel_sums(at);
+      if (!is_summed) sums[k] = plan_.kernels->channel_sums(at);
       all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
     work_.means[g] = means_of(all, static_cast<double>(span.values()));
-    if (sink_) return drain(job, g, span);
-    if (!dx_.is_given()) return;
+    if (sink_) {
+      drain(job, g, span);
+      return false;
+    }
+    if (!dx_.is_given()) return false;
     set_means(&job, g);
+    const bool gathers = has_next && stream_ && span.values() <= kNearValues;
+    Gradient next;
+    Span next_span = {};
+    if (gathers) {
+      next_span = span_of(plan_, batch_, g + 1);
+      next = job_of(next_span, g + 1, nullptr);
+      job.next = &next;
+      job.next_sums = sums_at(next_span, g + 1);
+    }
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       set_channel(&job, run + k);
+      if (gathers) set_channel(&next, next_span.first / plan_.length + k);
       plan_.kernels->channel_gradient(job);
+      if (!gathers) continue;
+      advance(&next);
+      ++job.next_sums;
     }
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+    return gathers;
   }
 
   // The input gradient run by run, last run first: it was read last.
@@ -820,6 +864,7 @@ class BackwardCall {
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
         for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
       }
+      if (stream_) plan_.kernels->end_streams();
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
     if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
@@ -897,6 +942,7 @@ class BackwardCall {
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
   const RunSink* sink_;
+  const Tensor* twin_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
@@ -983,6 +1029,24 @@ void backward(const Plan& plan, const State& state, const Tensor& dy, const Tens
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
               const RunSink* sink) {
   BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
+}
+
+// Streams of two places start at the same distance from a cache line in every run.
+bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                const Tensor& twin) {
+  if (!takes_moments(plan) || !streams_gradient(plan, batch) || stages_dz(plan, dy, y, dx) || !is_ready(plan, twin))
+    return false;
+  const auto alike = [](size_t a, size_t b) { return (a - b) * sizeof(float) % kAlignment == 0; };
+  const size_t apart = static_cast<size_t>(twin.walk.data - dx.walk.data);
+  bool all = apart % kAlignment == 0 && alike(dx.step, twin.step) && dx.walk.rank == twin.walk.rank;
+  for (size_t k = 0; all && k < dx.walk.rank; ++k) all = alike(dx.walk.stride[k], twin.walk.stride[k]);
+  return all;
+}
+
+void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work, nullptr, &twin).run();
 }
 
 void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
