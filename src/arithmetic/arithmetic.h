@@ -127,6 +127,8 @@ class Plan {
   // The same for a layer that begins with this one and puts its own memory into call->y afterwards.
   int check_inputs(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
+  // y (n) from rows of packed float32, one per input, without the activation. Leaves scratch() alone.
+  void run_row(const Sources& sources, float* y, size_t n) const { kernels_->forward[function_](sources, y, n); }
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
   // Likewise, with call->dy.
   int check_gradients(const BackwardArguments& arguments, BackwardCall* call) const;

@@ -87,6 +87,7 @@ struct Forward {
   const float *gamma = nullptr, *beta = nullptr;  // one value each
   float low = 0.0f;
   bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
+  const float* fetch[2] = {};             // (length) each: brought near meanwhile, for whoever comes next; or NULL
   Runs next;                              // of the same shape: their moments are gathered on the way
   RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
 };
@@ -267,6 +268,18 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 // Everything was checked.
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
+
+// Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be fetched beforehand.
+struct RunSource {
+  void (*make)(void* context, size_t n, size_t run, float* x);
+  void (*find)(void* context, size_t n, size_t run, const float* (&from)[2]);
+  void* context;
+};
+// For a training call whose state has no copy: x is made and written to `kept`, packed float32, and y from it, group
+// by group while it is near. No run is made from where y of another one lies.
+bool takes_source(const Plan& plan, size_t batch, const Tensor& y);
+void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
+                  const Tensor& y, std::byte* work);
 
 // Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
 // scratch; the first half is free.

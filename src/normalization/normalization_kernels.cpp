@@ -270,6 +270,7 @@ struct Output {
   Standardize standardize;
   F low;
   Parameters parameters;
+  const float* fetch[2] = {};
 
   [[gnu::always_inline]] F of(F v, size_t i, size_t n) const {
     return max(low, parameters.apply(standardize(v), i, n));
@@ -278,6 +279,8 @@ struct Output {
     F v[4], w[4];
 #pragma GCC unroll 4
     for (size_t j = 0; j < 4; ++j) {
+      if (fetch[0]) prefetch(fetch[0] + i + j * kLanes);
+      if (fetch[1]) prefetch(fetch[1] + i + j * kLanes);
       v[j] = load(x + i + j * kLanes);
       w[j] = of(v[j], i + j * kLanes, kLanes);
     }
@@ -320,7 +323,8 @@ OBN_INLINE void channels_forward(const Forward& job) {
                                                   copies ? job.copy.data + k * job.copy.step : nullptr,
                                                   Standardize(job.standard),
                                                   splat(job.low),
-                                                  {splat(*job.gamma), splat(*job.beta)}};
+                                                  {splat(*job.gamma), splat(*job.beta)},
+                                                  {job.fetch[0], job.fetch[1]}};
     size_t o = begin_output(output, length);
     Moments all;
     for (size_t block = 0; job.next_moments && block < length; block += kBlock) {
@@ -380,7 +384,7 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
   for (size_t k = 0; k < job->rows; ++k) {
     const Output<copies, streams, Parameters> output = {
         job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
-        parameters};
+        parameters, {}};
     size_t o = begin_output(output, length);
     if (k + 1 == job->rows || length > kBlock || length <= kShortRun) {
       output.rest(o, length);

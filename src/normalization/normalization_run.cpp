@@ -223,25 +223,25 @@ struct ForwardWork {
 class ForwardCall {
  public:
   ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-              const RunMoments* moments)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
-        y_ready_(is_ready(plan, y)), room_(work),
+              const RunMoments* moments, const RunSource* source = nullptr)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), source_(source),
+        x_ready_(is_ready(plan, x)), y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool copies = state && state->copy;
+    const bool copies = state && (state->copy || source);
     const bool streams = bytes * (copies ? 2 : 1) >= kStreamBytes;
     stream_y_ = streams && y_ready_ && acts_in_kernel();
     stream_copy_ = streams && copies;
     if (!state) return;
-    if (copies) {
+    if (copies && !source) {
       // The copy gets the alignment of y, so that both may be streamed.
       const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
       const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
       state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
     }
-    state->x = copies ? state->copy : reinterpret_cast<const float*>(x.walk.data);
+    state->x = state->copy ? state->copy : reinterpret_cast<const float*>(x.walk.data);
     state->batch = batch;
     if (!masks_by_input(plan)) return;
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
@@ -264,6 +264,8 @@ class ForwardCall {
         const size_t end = first + count;
         if (plan_.is_rows) {
           rows(first, end);
+        } else if (source_) {
+          made_groups(first, end);
         } else {
           RunMoments moments[kMomentsTogether];
           bool is_gathered = false;
@@ -329,6 +331,58 @@ class ForwardCall {
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
     return gathers;
+  }
+
+  // Run k of a group.
+  struct RunPlace {
+    size_t n, run;
+  };
+  RunPlace run_at(const Span& span, size_t k) const {
+    const size_t run = span.first / plan_.length;
+    return span.samples > 1 ? RunPlace{k, run} : RunPlace{span.n, run + k};
+  }
+
+  void make_run(const Span& span, size_t k, float* stage, RunMoments* moments) const {
+    const RunPlace place = run_at(span, k);
+    float* x = stage + k * plan_.length;
+    source_->make(source_->context, place.n, place.run, x);
+    plan_.kernels->run_moments({x, plan_.length}, 1, plan_.length, moments + k);
+  }
+
+  // Run by run, y of a group is written, then x of the next group is made in the place of what was read.
+  void made_groups(size_t first, size_t end) const {
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    RunMoments* moments = reinterpret_cast<RunMoments*>(scratch());
+    const size_t values = plan_.group_values(batch_), count = values / plan_.length;
+    float* stage = reinterpret_cast<float*>(scratch()) + kBlock;
+    for (size_t k = 0; k < count; ++k) make_run(span_of(plan_, batch_, first), k, stage, moments);
+    for (size_t g = first; g < end; ++g) {
+      const Span span = span_of(plan_, batch_, g), next = span_of(plan_, batch_, std::min(g + 1, end - 1));
+      Moments m;
+      for (size_t k = 0; k < count; k += kMomentsTogether)
+        add_runs(moments + k, 1, std::min(kMomentsTogether, count - k), plan_.length, &m);
+      double variance = m.squares / m.count;
+      take_statistics(g, run_at(span, 0).run, &m.mean, &variance);
+      Forward job;
+      job.count = 1;
+      job.length = plan_.length;
+      job.standard = standard_of(m.mean, variance, plan_.epsilon);
+      keep(g, job.standard);
+      job.low = low();
+      job.stream_y = stream_y_;
+      job.stream_copy = stream_copy_;
+      for (size_t k = 0; k < count; ++k) {
+        const RunPlace place = run_at(span, k), after = run_at(next, k);
+        job.x = {stage + k * plan_.length, 0};
+        job.y = {address(y_, place.n, place.run * plan_.length), 0};
+        job.copy = {address(x_, place.n, place.run * plan_.length), 0};
+        job.gamma = &gamma[place.run];
+        job.beta = &beta[place.run];
+        if (g + 1 < end) source_->find(source_->context, after.n, after.run, job.fetch);
+        plan_.kernels->channel_forward(job);
+        if (g + 1 < end) make_run(next, k, stage, moments);
+      }
+    }
   }
 
   float* copy() const { return state_ ? state_->copy : nullptr; }
@@ -484,6 +538,7 @@ class ForwardCall {
   size_t batch_;
   const Tensor &x_, &y_;
   const RunMoments* moments_;
+  const RunSource* source_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
@@ -1023,6 +1078,17 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments) {
   ForwardCall(plan, state, batch, x, y, work, moments).run();
+}
+
+bool takes_source(const Plan& plan, size_t batch, const Tensor& y) {
+  const size_t values = plan.group_values(batch);
+  return takes_moments(plan) && is_ready(plan, y) && (plan.activation.is_identity() || plan.is_relu) &&
+         values <= kStage && values / plan.length * sizeof(RunMoments) <= kBlock * sizeof(float);
+}
+
+void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
+                  const Tensor& y, std::byte* work) {
+  ForwardCall(plan, state, batch, kept, y, work, nullptr, &source).run();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
