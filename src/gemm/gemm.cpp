@@ -98,18 +98,18 @@ Way way_of(const Product& p, const Kernels& kernels) {
   constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
   if (p.k == 0) return Way::plain;
   if (!is_float32(p)) return Way::packed;
-  const size_t lanes = kernels.tile_columns / 2;
+  const size_t lanes = kernels.floats.tile_columns / 2;
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
   const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
   if (p.a.column == 1 && p.b.row == 1) {
-    const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.tile_columns) ? n : m + n);
+    const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.floats.tile_columns) ? n : m + n);
     return sums < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::few_rows;
   const Way way = can_be_plain(p) ? Way::plain : p.m <= kFewRows ? Way::few_rows : Way::packed;
-  const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.tile_columns);
+  const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.floats.tile_columns);
   const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
   return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
@@ -127,27 +127,32 @@ struct Cut {
   }
 };
 
+Steps steps_of(const Product& p, const Packing& packing) {
+  return {p.k, packing.word_values, packing.step_unit};
+}
+
 size_t tickets_wanted(const Product& p, size_t threads) {
   const size_t work = p.m * p.n * p.k;
   if (threads == 1 || work < kAlone) return 1;
   return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), kMostPerThread * threads);
 }
 
-Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
+Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
   const size_t wanted = tickets_wanted(p, threads);
   Cut cut = {p.m, p.n, 1, 1};
   if (way == Way::packed) {
     // A block of packed a leaves the second-level cache some room for b and c.
-    const size_t depth = even_part(p.k, kDepth);
-    const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, kernels.tile_rows);
+    const size_t depth = steps_of(p, packing).depth;
+    const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, packing.tile_rows);
     cut.rows = even_part(p.m, std::min<size_t>(most, 1024));
     if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, kFewestRows));
+    cut.rows = std::min(round_up(cut.rows, packing.row_unit), p.m);
   } else if (p.m >= p.n || way == Way::turned) {
     cut.rows = divide_up(p.m, wanted);
   }
   cut.down = divide_up(p.m, cut.rows);
   if (cut.down < wanted)
-    cut.columns = std::min(p.n, round_up(divide_up(p.n, divide_up(wanted, cut.down)), kernels.tile_columns));
+    cut.columns = std::min(p.n, round_up(divide_up(p.n, divide_up(wanted, cut.down)), packing.tile_columns));
   cut.across = divide_up(p.n, cut.columns);
   return cut;
 }
@@ -160,70 +165,92 @@ constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
 constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
-bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
-size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k, kLine); }
-size_t shared_a_values(const Product& p, const Cut& cut) {  // the last block may be lower
-  const size_t full = cut.down - 1;
-  return full * shared_a_block(cut.rows, p.k) + shared_a_block(p.m - full * cut.rows, p.k);
-}
-size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
+bool can_share(size_t words) { return words <= kMostShared / sizeof(float); }
+size_t words_of(size_t lines, const Product& p, size_t word_values) { return lines * divide_up(p.k, word_values); }
 
 struct Shared {
   float* a = nullptr;  // NULL: not shared
   float* b = nullptr;
 };
 
-void pack_part_of_a(const Product& p, const Cut& cut, const Kernels& kernels, size_t piece, float* to) {
-  const size_t depth = even_part(p.k, kDepth), cuts = divide_up(p.k, depth);
-  const size_t part = piece % kPackParts, first = piece / kPackParts % cuts * depth, down = piece / kPackParts / cuts;
-  const Block block = cut.block(p, down * cut.across);
-  kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first), part, kPackParts,
-                 to + down * shared_a_block(cut.rows, p.k) + first * block.rows);
-}
+// The packed way of one product.
+struct PackedRun {
+  const Product& p;
+  const Packing& packing;
+  Cut cut;
+  Steps steps;
+  size_t threads;
 
-void pack_tile_of_b(const Product& p, const Kernels& kernels, size_t tile, float* to) {
-  const size_t depth = even_part(p.k, kDepth), width = kernels.tile_columns, whole = round_up(p.n, width);
-  const size_t column = tile * width;
-  for (size_t first = 0; first < p.k; first += depth) {
-    const size_t steps = std::min(depth, p.k - first);
-    kernels.pack_b(p.b, column, std::min(width, p.n - column), first, steps, to + first * whole + column * steps);
+  size_t a_block(size_t rows) const { return round_up(round_up(rows, packing.row_unit) * steps.all, kLine); }
+  size_t all_of_a() const {  // the last block may be lower
+    const size_t full = cut.down - 1;
+    return full * a_block(cut.rows) + a_block(p.m - full * cut.rows);
   }
-}
+  Shared shared(float* work) const {
+    const bool is_float = packing.word_values == 1;
+    const bool packs_a = !is_float || !is_a_in_place(p, p.n, packing.tile_columns);
+    const bool packs_b = !is_float || !is_b_in_place(p);
+    Shared found;
+    if (work && cut.across > 1 && packs_a && can_share(words_of(p.m, p, packing.word_values))) found.a = work;
+    if (work && cut.down > 1 && packs_b && can_share(words_of(p.n, p, packing.word_values)))
+      found.b = found.a ? work + all_of_a() : work;
+    return found;
+  }
 
-void pack_shared(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, const Shared& to) {
-  const size_t of_a = to.a ? cut.down * divide_up(p.k, even_part(p.k, kDepth)) * kPackParts : 0;
-  const size_t of_b = to.b ? divide_up(p.n, kernels.tile_columns) : 0;
-  parallel(of_a + of_b, threads, [&](size_t piece) {
-    if (piece < of_a) {
-      pack_part_of_a(p, cut, kernels, piece, to.a);
-    } else {
-      pack_tile_of_b(p, kernels, piece - of_a, to.b);
+  void pack_part_of_a(size_t piece, float* to) const {
+    const size_t cuts = divide_up(steps.all, steps.depth), part = piece % kPackParts;
+    const size_t first = piece / kPackParts % cuts * steps.depth, down = piece / kPackParts / cuts;
+    const Block block = cut.block(p, down * cut.across);
+    packing.pack_a(p, block.row, block.rows, first, std::min(steps.depth, steps.all - first), part, kPackParts,
+                   to + down * a_block(cut.rows) + first * round_up(block.rows, packing.row_unit));
+  }
+  void pack_tile_of_b(size_t tile, float* to) const {
+    const size_t width = packing.tile_columns, whole = round_up(p.n, width), column = tile * width;
+    for (size_t first = 0; first < steps.all; first += steps.depth) {
+      const size_t depth = std::min(steps.depth, steps.all - first);
+      packing.pack_b(p, column, std::min(width, p.n - column), first, depth, to + first * whole + column * depth);
     }
-  });
+  }
+  void pack(const Shared& to) const {
+    const size_t of_a = to.a ? cut.down * divide_up(steps.all, steps.depth) * kPackParts : 0;
+    const size_t of_b = to.b ? divide_up(p.n, packing.tile_columns) : 0;
+    parallel(of_a + of_b, threads, [&](size_t piece) {
+      if (piece < of_a) {
+        pack_part_of_a(piece, to.a);
+      } else {
+        pack_tile_of_b(piece - of_a, to.b);
+      }
+    });
+  }
+
+  void run(float* work) const {
+    const Shared packed = shared(work);
+    pack(packed);
+    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+      const float* a = packed.a ? packed.a + ticket / cut.across * a_block(cut.rows) : nullptr;
+      packing.packed(p, cut.block(p, ticket), a, packed.b, reinterpret_cast<float*>(scratch()));
+    });
+  }
+};
+
+// Rounding to pairs must be worth the packing.
+bool pays_as_pairs(const Product& p) {
+  constexpr size_t kFew = 16;  // rows or columns
+  return !is_float32(p) || (p.m >= kFew && p.n >= kFew);
 }
 
-void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* work) {
-  Shared shared;
-  if (work && cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k)) shared.a = work;
-  if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
-    shared.b = shared.a ? work + shared_a_values(p, cut) : work;
-  pack_shared(p, cut, kernels, threads, shared);
-  parallel(cut.down * cut.across, threads, [&](size_t ticket) {
-    const float* a = shared.a ? shared.a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;
-    kernels.packed(p, cut.block(p, ticket), a, shared.b, reinterpret_cast<float*>(scratch()));
-  });
-}
-
-void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte* work) {
+void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, size_t threads, std::byte* work) {
   const Way way = way_of(p, kernels);
-  const Cut cut = cut_of(p, way, kernels, threads);
+  const bool as_pairs = way == Way::packed && pairs && can_be_pairs(p) && pays_as_pairs(p);
+  const Packing& packing = as_pairs ? *pairs : kernels.floats;
+  const Cut cut = cut_of(p, way, packing, threads);
   // A softmax wants whole rows.
   const activation::Fused* last = nullptr;
   if (p.activation && cut.across > 1 && !p.activation->is_elementwise()) std::swap(last, p.activation);
   const size_t tickets = cut.down * cut.across;
   switch (way) {
     case Way::packed:
-      run_packed(p, cut, kernels, threads, reinterpret_cast<float*>(work));
+      PackedRun{p, packing, cut, steps_of(p, packing), threads}.run(reinterpret_cast<float*>(work));
       break;
     case Way::plain:
       parallel(tickets, threads, [&](size_t ticket) { kernels.plain(p, cut.block(p, ticket)); });
@@ -245,25 +272,35 @@ void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte
   if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
 }
 
+// The most that any cut shares.
+size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
+  constexpr size_t kNarrowestTile = 8, kWidestTile = 32;
+  constexpr size_t kLowestBlock = 32;  // rows: below half of what the smallest second-level cache holds
+  constexpr size_t kUnit = 32;         // the largest of rows and steps
+  const bool is_float = word_values == 1;
+  const size_t steps = Steps(p.k, word_values, is_float ? 1 : kUnit).all, rows = is_float ? p.m : round_up(p.m, kUnit);
+  size_t words = 0;
+  if (p.n > kNarrowestTile && can_share(words_of(p.m, p, word_values)))  // narrower products are not cut across
+    words += rows * steps + divide_up(p.m, kLowestBlock) * kLine;
+  if (p.m > kLowestBlock && packs_b && can_share(words_of(p.n, p, word_values)))
+    words += round_up(p.n, kWidestTile) * steps;
+  return words;
+}
+
 }  // namespace
 
 size_t work_bytes(const Product& product) {
-  constexpr size_t kNarrowestTile = 8, kWidestTile = 32;
-  constexpr size_t kLowestBlock = 32;  // rows: below half of what the smallest second-level cache holds
   const Product p = simplified(product);
-  size_t values = 0;
-  if (p.n > kNarrowestTile && can_share(p.m * p.k))  // narrower products are not cut across
-    values += p.m * p.k + divide_up(p.m, kLowestBlock) * kLine;
-  if (p.m > kLowestBlock && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
-  return values * sizeof(float);
+  const size_t floats = shared_words(p, 1, !is_b_in_place(p));
+  return std::max(floats, can_be_pairs(p) ? shared_words(p, 2, true) : 0) * sizeof(float);
 }
 
-void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work) {
-  run_simplified(kernels, simplified(product), threads, work);
+void run_on(const Kernels& kernels, const Packing* pairs, const Product& product, size_t threads, std::byte* work) {
+  run_simplified(kernels, pairs, simplified(product), threads, work);
 }
 
 void run(const Product& product, size_t threads, std::byte* work) {
-  run_on(targets.best(), product, threads, work);
+  run_on(targets.best(), can_be_pairs(product) ? best_pairs() : nullptr, product, threads, work);
 }
 
 // ---- batches ----

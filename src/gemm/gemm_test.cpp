@@ -128,7 +128,7 @@ void check_same(const std::vector<float>& got, const std::vector<float>& expecte
 }
 
 void run_with_work(const Kernels& kernels, const Product& p, size_t threads) {
-  run_on(kernels, p, threads, workspace(work_bytes(p)));
+  run_on(kernels, nullptr, p, threads, workspace(work_bytes(p)));
 }
 
 // The block of c in two by two parts, so that every loop also begins in the middle.
@@ -158,27 +158,27 @@ void check_all(const Setting& s, float tolerance = 0.0f) {
     const Product& p = s.product;
     if (p.k == 0 || (p.activation && !p.activation->is_elementwise())) continue;
     check("packed", [&](const Product& q) {
-      by_quarters(q, [&](const Block& block) { kernels.packed(q, block, nullptr, nullptr, work); });
+      by_quarters(q, [&](const Block& block) { kernels.floats.packed(q, block, nullptr, nullptr, work); });
     });
     const size_t depth = even_part(p.k, kDepth);
     std::vector<float> shared(p.m * p.k);
     for (size_t first = 0; first < p.k; first += depth)
       for (size_t part : {2, 0, 1})  // in any order: none writes where another has
-        kernels.pack_a(p.a, 0, p.m, first, std::min(depth, p.k - first), part, 3, shared.data() + first * p.m);
+        kernels.floats.pack_a(p, 0, p.m, first, std::min(depth, p.k - first), part, 3, shared.data() + first * p.m);
     check("packed, a shared", [&](const Product& q) {
-      kernels.packed(q, {0, q.m, 0, q.n}, shared.data(), nullptr, work);
+      kernels.floats.packed(q, {0, q.m, 0, q.n}, shared.data(), nullptr, work);
     });
-    const size_t width = kernels.tile_columns, columns = (p.n + width - 1) / width * width;
+    const size_t width = kernels.floats.tile_columns, columns = (p.n + width - 1) / width * width;
     std::vector<float> shared_b(columns * p.k);
     for (size_t first = 0; first < p.k; first += depth) {
       const size_t steps = std::min(depth, p.k - first);
       for (size_t j = 0; j < p.n; j += width)
-        kernels.pack_b(p.b, j, std::min(width, p.n - j), first, steps, &shared_b[first * columns + j * steps]);
+        kernels.floats.pack_b(p, j, std::min(width, p.n - j), first, steps, &shared_b[first * columns + j * steps]);
     }
     check("packed, b shared", [&](const Product& q) {
       const size_t i = q.m / 2, j = std::min(q.n, width);
       for (const Block& block : {Block{0, i, 0, q.n}, Block{i, q.m - i, 0, j}, Block{i, q.m - i, j, q.n - j}})
-        if (block.rows && block.columns) kernels.packed(q, block, nullptr, shared_b.data(), work);
+        if (block.rows && block.columns) kernels.floats.packed(q, block, nullptr, shared_b.data(), work);
     });
     if (p.a.type != BNNSDataTypeFloat32 || p.b.type != BNNSDataTypeFloat32) continue;
     if (p.b.column == 1) {
