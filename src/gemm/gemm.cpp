@@ -91,13 +91,12 @@ bool can_be_plain(const Product& p) {
   return (a_span + b_span) * sizeof(float) <= kMostBytes;
 }
 
-// The cheapest way, counted in vector multiply-adds. The other constants are measured: what it costs to pack or turn a
-// value, and to bring a dot product from lanes to one number.
+// The cheapest way for float32 operands, counted in vector multiply-adds. The other constants are measured: what it
+// costs to pack or turn a value, and to bring a dot product from lanes to one number.
 Way way_of(const Product& p, const Kernels& kernels) {
   constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
   constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
   if (p.k == 0) return Way::plain;
-  if (!is_float32(p)) return Way::packed;
   const size_t lanes = kernels.floats.tile_columns / 2;
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
@@ -162,6 +161,7 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
 // What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
 // there are several down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
+constexpr size_t kFewestShared = size_t{1} << 14;  // words that all would pack else: below, waiting costs more
 constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
@@ -190,8 +190,10 @@ struct PackedRun {
     const bool is_float = packing.word_values == 1;
     const bool packs_a = !is_float || !is_a_in_place(p, p.n, packing.tile_columns);
     const bool packs_b = !is_float || !is_b_in_place(p);
+    const size_t words_of_a = words_of(p.m, p, packing.word_values);
+    const bool a_pays = cut.across * words_of_a >= kFewestShared;
     Shared found;
-    if (work && cut.across > 1 && packs_a && can_share(words_of(p.m, p, packing.word_values))) found.a = work;
+    if (work && cut.across > 1 && packs_a && a_pays && can_share(words_of_a)) found.a = work;
     if (work && cut.down > 1 && packs_b && can_share(words_of(p.n, p, packing.word_values)))
       found.b = found.a ? work + all_of_a() : work;
     return found;
@@ -233,41 +235,88 @@ struct PackedRun {
   }
 };
 
-// Rounding to pairs must be worth the packing.
-bool pays_as_pairs(const Product& p) {
-  constexpr size_t kFew = 16;  // rows or columns
-  return !is_float32(p) || (p.m >= kFew && p.n >= kFew);
+// ---- operands that are not float32 ----
+
+// The packed way converts them as it packs. The others need float32: then every ticket converts what it reads. So it
+// does with a small a, which the packed way can then read in place.
+struct Choice {
+  Way way;
+  bool widens = false;    // operands to float32, in scratch
+  bool as_pairs = false;  // the packed way, over pairs of bfloat16
+};
+
+Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs) {
+  constexpr size_t kFew = 16;  // rows or columns: too few for pairs to pay for their packing
+  constexpr size_t kMostWidened = kScratchBytes / 4 / sizeof(float);  // values; b may be copied once more to be turned
+  Product floats = p;
+  floats.a.type = floats.b.type = BNNSDataTypeFloat32;
+  const Way way = way_of(floats, kernels);
+  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < kFew || p.n < kFew;
+  if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
+    return {.way = Way::packed, .as_pairs = true};
+  if (is_float32(p)) return {.way = way};
+  constexpr size_t kSmall = size_t{1} << 14;  // values of a
+  const bool widens = way == Way::packed ? !may_pair && p.m * p.k <= kSmall : (p.m + p.n) * p.k <= kMostWidened;
+  if (widens) return {.way = way, .widens = true};
+  return {.way = Way::packed, .as_pairs = may_pair};
+}
+
+// The product of one block alone, with float32 operands: converted to `to` where they are not, which moves behind them.
+// The packed way converts b itself.
+Product widened(const Product& p, Way way, const Block& block, const Kernels& kernels, float** to) {
+  const auto widen = [&](const Operand& o, size_t i, size_t rows, size_t j, size_t columns) -> Operand {
+    const auto* from = static_cast<const std::byte*>(o.data) + (i * o.row + j * o.column) * bytes_of(o.type);
+    if (o.type == BNNSDataTypeFloat32 || (way == Way::packed && &o == &p.b)) return {from, o.row, o.column, o.type};
+    float* copy = *to;
+    *to += round_up(rows * columns, kLine);
+    if (o.row == 1 && o.column != 1) {  // runs stay runs
+      kernels.widen({from, o.column, o.row, o.type}, columns, rows, copy);
+      return {copy, 1, rows};
+    }
+    kernels.widen({from, o.row, o.column, o.type}, rows, columns, copy);
+    return {copy, columns, 1};
+  };
+  Product q = p;
+  q.m = block.rows;
+  q.n = block.columns;
+  q.a = widen(p.a, block.row, block.rows, 0, p.k);
+  q.b = widen(p.b, 0, p.k, block.column, block.columns);
+  q.c = p.c + block.row * p.c_row + block.column;
+  q.row_bias = p.row_bias ? p.row_bias + block.row : nullptr;
+  q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  return q;
+}
+
+// ---- the whole product ----
+
+// A block of c from operands that nobody has packed.
+void run_block(const Kernels& kernels, Way way, const Product& p, const Block& block, float* work) {
+  switch (way) {
+    case Way::plain: return kernels.plain(p, block);
+    case Way::dots: return kernels.dots(p, block);
+    case Way::turned: return kernels.turned(p, block, work);
+    case Way::few_rows: return kernels.few_rows(p, block, work);
+    case Way::packed: return kernels.floats.packed(p, block, nullptr, nullptr, work);
+  }
 }
 
 void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, size_t threads, std::byte* work) {
-  const Way way = way_of(p, kernels);
-  const bool as_pairs = way == Way::packed && pairs && can_be_pairs(p) && pays_as_pairs(p);
-  const Packing& packing = as_pairs ? *pairs : kernels.floats;
-  const Cut cut = cut_of(p, way, packing, threads);
+  const Choice choice = choice_of(p, kernels, pairs);
+  const Packing& packing = choice.as_pairs ? *pairs : kernels.floats;
+  const Cut cut = cut_of(p, choice.way, packing, threads);
   // A softmax wants whole rows.
   const activation::Fused* last = nullptr;
   if (p.activation && cut.across > 1 && !p.activation->is_elementwise()) std::swap(last, p.activation);
-  const size_t tickets = cut.down * cut.across;
-  switch (way) {
-    case Way::packed:
-      PackedRun{p, packing, cut, steps_of(p, packing), threads}.run(reinterpret_cast<float*>(work));
-      break;
-    case Way::plain:
-      parallel(tickets, threads, [&](size_t ticket) { kernels.plain(p, cut.block(p, ticket)); });
-      break;
-    case Way::dots:
-      parallel(tickets, threads, [&](size_t ticket) { kernels.dots(p, cut.block(p, ticket)); });
-      break;
-    case Way::turned:
-      parallel(tickets, threads, [&](size_t ticket) {
-        kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
-      });
-      break;
-    case Way::few_rows:
-      parallel(tickets, threads, [&](size_t ticket) {
-        kernels.few_rows(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
-      });
-      break;
+  if (choice.way == Way::packed && !choice.widens) {
+    PackedRun{p, packing, cut, steps_of(p, packing), threads}.run(reinterpret_cast<float*>(work));
+  } else {
+    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+      const Block block = cut.block(p, ticket);
+      float* own = reinterpret_cast<float*>(scratch());
+      if (!choice.widens) return run_block(kernels, choice.way, p, block, own);
+      const Product q = widened(p, choice.way, block, kernels, &own);
+      run_block(kernels, choice.way, q, {0, q.m, 0, q.n}, own);
+    });
   }
   if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
 }

@@ -73,7 +73,12 @@ struct Half {
   OBN_INLINE F whole(const uint16_t* p) { return kBrain ? load_bfloat16(p) : load_float16(p); }
   OBN_INLINE F some(const uint16_t* p, size_t n) {
     uint16_t lanes[kLanes] = {};
+#if defined(__AVX512BW__)
+    const __m256i values = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+    std::memcpy(lanes, &values, sizeof lanes);
+#else
     for (size_t i = 0; i < n; ++i) lanes[i] = p[i];
+#endif
     return whole(lanes);
   }
 };
@@ -193,6 +198,16 @@ void pack_a(const Product& product, size_t row, size_t rows, size_t first, size_
 void pack_b(const Product& product, size_t column, size_t columns, size_t first, size_t depth, float* to) {
   const Operand& b = product.b;
   pack({b, first * b.row + column * b.column, b.column, b.row}, columns, kTileColumns, depth, to);
+}
+
+void widen(const Operand& o, size_t rows, size_t columns, float* to) {
+  const auto* from = static_cast<const unsigned char*>(o.data);
+  const size_t bytes = o.type == BNNSDataTypeFloat32 ? 4 : 2;
+  if (o.column == 1 && o.row == columns) {
+    columns *= rows;
+    rows = 1;
+  }
+  for (size_t i = 0; i < rows; ++i) load_row(o.type, from + i * o.row * bytes, o.column, columns, to + i * columns);
 }
 
 // ---- packed ----
@@ -537,7 +552,7 @@ void few_rows(const Product& p, const Block& block, float* work) {
 
 extern const obn::gemm::Kernels kernels;
 const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, pack_a, pack_b, packed}, plain, dots, turned,
-                                      few_rows};
+                                      widen, few_rows};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

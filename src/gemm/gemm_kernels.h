@@ -87,6 +87,8 @@ struct Kernels {
   void (*dots)(const Product& product, const Block& block);
   // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
   void (*turned)(const Product& product, const Block& block, float* work);
+  // o (rows, columns) as float32 without gaps.
+  void (*widen)(const Operand& o, size_t rows, size_t columns, float* to);
   // At most kFewRows rows of c, b read once, row by row: float32, b.column == 1. work: (rows · kRowStrip)
   void (*few_rows)(const Product& product, const Block& block, float* work);
 };

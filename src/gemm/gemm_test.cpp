@@ -532,7 +532,7 @@ TEST(gemm_pairs_are_summed_as_the_manual_says) {
   Random random{33};
   for (int spread : {4, 60, 130})  // exponents; the last ones leave the normal numbers
     for (size_t k : {1, 2, 77, 1000}) {
-      Setting s(9, 21, k, kBrainy, random);
+      Setting s(17, 21, k, kBrainy, random);
       const auto value = [&] { return std::ldexp(random.real(), static_cast<int>(random.below(spread)) - spread); };
       s.a.fill(value);
       s.b.fill(value);
@@ -540,7 +540,7 @@ TEST(gemm_pairs_are_summed_as_the_manual_says) {
       run_pairs(dot_pairs(), s.with(c), 1);
       const auto* x = static_cast<const uint16_t*>(s.product.a.data);
       const auto* w = static_cast<const uint16_t*>(s.product.b.data);
-      for (size_t i = 0; i < 9; ++i)
+      for (size_t i = 0; i < 17; ++i)
         for (size_t j = 0; j < 21; ++j) {
           const auto a = [&](size_t q) { return q < k ? float_of_bfloat16(x[i * k + q]) : 0.0f; };
           const auto b = [&](size_t q) { return q < k ? float_of_bfloat16(w[q * 21 + j]) : 0.0f; };
