@@ -97,6 +97,8 @@ OBN_INLINE void load_square(const Lines& s, size_t line, size_t step, F (&v)[kLa
     const size_t lines = s.lines > line ? s.lines - line : 0;
     for (size_t i = 0; i < kLanes && lines && 2 * i < values; ++i) {
       const auto* at = from + (first + 2 * i) * s.value + line;
+      __builtin_prefetch(at + 2 * kLanes * s.value);  // rows are often pages apart, which the machine does not foresee
+      __builtin_prefetch(at + (2 * kLanes + 1) * s.value);
       const U low = Type::across(at, lines), high = 2 * i + 1 < values ? Type::across(at + s.value, lines) : U{};
       v[i] = reinterpret_cast<F>(low | high << 16);
     }
@@ -120,23 +122,30 @@ OBN_INLINE void load_words(const Lines& s, size_t line, size_t step, F (&v)[kLan
   load_square<Rounded, kByLine>(s, line, step, v);
 }
 
-// to[p · width + i] = word first + p of line i, for depth steps; 0 for lines and values that are not there.
+OBN_INLINE void store_steps(const Lines& s, size_t width, size_t first, size_t depth, size_t i, size_t p, float* to) {
+  F v[kLanes];
+  load_words<false>(s, i, first + p, v);
+  const size_t steps = least(kLanes, depth - p);
+  for (size_t q = 0; q < steps; ++q) {
+    float* at = to + (p + q) * width + i;
+    if (width - i >= kLanes) {
+      store(at, v[q]);
+    } else {
+      store_first(at, v[q], width - i);
+    }
+  }
+}
+
+// to[p · width + i] = word first + p of line i, for depth steps; 0 for lines and values that are not there. Memory is
+// read along its runs: lines are often a power of two apart and throw each other out of the first-level cache.
 [[maybe_unused, gnu::noinline]] static void pack_by_step(const Lines& s, size_t width, size_t first, size_t depth,
                                                          float* to) {
-  for (size_t i = 0; i < width; i += kLanes) {
-    for (size_t p = 0; p < depth; p += kLanes) {
-      F v[kLanes];
-      load_words<false>(s, i, first + p, v);
-      const size_t steps = least(kLanes, depth - p);
-      for (size_t q = 0; q < steps; ++q) {
-        float* at = to + (p + q) * width + i;
-        if (width - i >= kLanes) {
-          store(at, v[q]);
-        } else {
-          store_first(at, v[q], width - i);
-        }
-      }
-    }
+  if (s.line == 1) {
+    for (size_t p = 0; p < depth; p += kLanes)
+      for (size_t i = 0; i < width; i += kLanes) store_steps(s, width, first, depth, i, p, to);
+  } else {
+    for (size_t i = 0; i < width; i += kLanes)
+      for (size_t p = 0; p < depth; p += kLanes) store_steps(s, width, first, depth, i, p, to);
   }
 }
 
