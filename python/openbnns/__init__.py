@@ -13,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._activations import Activation
@@ -27,6 +27,7 @@ from ._errors import (
     LayerApplyError,
     LayerCreationError,
     OptimizerStepError,
+    TrainingError,
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
@@ -82,6 +83,11 @@ from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
 from .random import RandomGenerator
 
+if TYPE_CHECKING:
+    from . import blocks, training
+    from .checking import GradientReport, check_gradients
+    from .network import Network
+
 __version__ = _core.version()
 
 __all__ = [
@@ -119,12 +125,14 @@ __all__ = [
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
+    "GradientReport",
     "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "Network",
     "Normalization",
     "NormalizationGradients",
     "NormalizationLayer",
@@ -139,12 +147,15 @@ __all__ = [
     "SparseWeights",
     "TernaryArithmeticLayer",
     "TernaryGradients",
+    "TrainingError",
     "TransposedConvolutionLayer",
     "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "YoloParameters",
     "activation",
+    "blocks",
+    "check_gradients",
     "clip",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -167,17 +178,30 @@ __all__ = [
     "set_seed",
     "set_winograd",
     "support",
+    "training",
     "version",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads openbnns.c, which reads the headers and needs ctypes, when it is first used."""
-    if name == "c":
-        from importlib import import_module
+# What plain layers do without is loaded when it is first used; openbnns.c reads the headers.
+_LATER = {
+    "GradientReport": "checking",
+    "Network": "network",
+    "blocks": "blocks",
+    "c": "c",
+    "check_gradients": "checking",
+    "io": "io",
+    "training": "training",
+}
 
-        return import_module("openbnns.c")
-    raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(f"openbnns.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def version() -> str:
