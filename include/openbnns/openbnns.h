@@ -56,6 +56,10 @@ OBN_API int obn_set_matmul_precision(int precision);
 /* The setting in force: 0, 1 or 2. */
 OBN_API int obn_get_matmul_precision(void);
 
+/* The same for one filter: 0, 1, 2, or -1 to follow obn_set_matmul_precision (the default). For fully
+ * connected filters, and fused ones that begin with one. Returns 0, or -1 on failure. */
+OBN_API int obn_filter_set_matmul_precision(BNNSFilter filter, int precision);
+
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
 

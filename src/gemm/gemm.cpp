@@ -338,9 +338,11 @@ size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
 
 }  // namespace
 
+// Enough for any precision: the setting may change between counting and running.
 size_t work_bytes(const Product& product) {
-  const Product p = simplified(product);
+  Product p = simplified(product);
   const size_t floats = shared_words(p, 1, !is_b_in_place(p));
+  if (best_pairs()) p.precision = Precision::medium;
   return std::max(floats, can_be_pairs(p) ? shared_words(p, 2, true) : 0) * sizeof(float);
 }
 
