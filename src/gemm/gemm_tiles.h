@@ -20,7 +20,7 @@ namespace {  // nothing here may be shared between targets
 
 constexpr size_t kTileSide = 16;
 
-#if defined(__AMX_BF16__)
+#if defined(OBN_MACHINE_TILES)  // by the build; compilers do not agree on the name of theirs
 
 // Instructions by hand: the compilers' own names for them take numbers of tiles only as literals, and gcc 12 does not
 // know that a load of a tile reads memory.

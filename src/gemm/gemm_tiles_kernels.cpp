@@ -9,7 +9,7 @@ namespace {
 
 using obn::gemm::Steps;
 
-#if defined(__AMX_BF16__)
+#if defined(OBN_MACHINE_TILES)
 using Tiles = MachineTiles;
 #else
 using Tiles = ModelTiles;
