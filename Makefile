@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench docs clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -61,6 +61,14 @@ wheel: $(VENV)/tools
 # The table of ours beside the installed peers; `make bench ARGUMENTS="--family pooling"`.
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
+
+# The site, in build/docs; a broken link or a name that is not documented ends it.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
+	touch $@
 
 # The package as a user gets it, built again whenever a source changed.
 SOURCES := pyproject.toml CMakeLists.txt openbnns.pc.in \

@@ -34,7 +34,7 @@ from openbnns.blocks import (
 )
 from openbnns.checking import check_all
 from openbnns.examples import digits
-from openbnns.training import Callback, EarlyStopping, cosine, exponential, piecewise
+from openbnns.training import Callback, Checkpoint, EarlyStopping, cosine, exponential, piecewise
 from oracles.tolerance import assert_same_bits
 
 
@@ -508,6 +508,34 @@ def test_saved_networks_go_on_to_the_same_bits(tmp_path):
     for name, array in whole.state().items():
         assert_same_bits(again.state()[name], array)
     assert_same_bits(Network.load(path).predict(x), first.predict(x))
+
+
+def test_interrupted_runs_leave_a_whole_file(tmp_path):
+    """Ctrl-C in the middle of an epoch: what was saved goes on to the bits of an unbroken run."""
+    pytest.importorskip("safetensors")
+    x, y = blobs(64)
+    path = tmp_path / "network.safetensors"
+
+    class Interrupt(Callback):
+        def on_step(self, network, step, loss):
+            if step == 11:
+                raise KeyboardInterrupt
+
+    def network():
+        return Network([Dense(8, "tanh"), Dense(3)], optimizer=AdamOptimizer(0.01))
+
+    whole = network()
+    whole.fit(x, y, epochs=4, batch_size=16)
+    with pytest.raises(KeyboardInterrupt):
+        network().fit(x, y, epochs=4, batch_size=16, callbacks=[Checkpoint(path), Interrupt()])
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    again = Network.load(path, optimizer=AdamOptimizer(0.01))
+    assert again.steps == 8
+    again.fit(x, y, epochs=2, batch_size=16)
+    for name, array in whole.state().items():
+        assert_same_bits(again.state()[name], array)
+    again.fit(x, y, batch_size=16, callbacks=[Checkpoint(path, every=3)])
+    assert Network.load(path).steps == 20
 
 
 def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):

@@ -316,7 +316,7 @@ def training(case, compiled):
     NHWC, weights HWIO, those of the fully connected layer in that order too."""
 
     def forward(parameters, x):
-        stages, (fc_weights, fc_bias) = parameters
+        stages, hidden, (fc_weights, fc_bias) = parameters
         statistics = []
         for weights, bias, gamma, beta in stages:
             z = lax.conv_general_dilated(
@@ -329,7 +329,10 @@ def training(case, compiled):
             z = jax.nn.relu((z - mean) * lax.rsqrt(variance + case.epsilon) * gamma + beta)
             window = (1, 2, 2, 1)
             x = lax.reduce_window(z, -jnp.inf, lax.max, window, window, "VALID")
-        logits = x.reshape(len(x), -1) @ fc_weights
+        x = x.reshape(len(x), -1)
+        for weights, bias in hidden:
+            x = jax.nn.relu(x @ weights + bias)
+        logits = x @ fc_weights
         return (logits if fc_bias is None else logits + fc_bias), statistics
 
     def loss_of(parameters, x, labels):
@@ -357,7 +360,7 @@ def training(case, compiled):
         return loss, (*new, running, t)
 
     jitted = jax.jit(move, donate_argnums=0)
-    xs = [_last(x) for x, _ in case.batches]
+    xs = [_last(x) if case.stages else jnp.asarray(x) for x, _ in case.batches]
     batches = list(zip(xs, map(jnp.asarray, case.one_hot), strict=True))
     state = None
 
@@ -377,15 +380,20 @@ def training(case, compiled):
 
 
 def _network_parameters(case):
-    """(weights, bias, gamma, beta) of every stage, and fully connected (weights, bias)."""
+    """(weights, bias, gamma, beta) of every stage, (weights, bias) of every hidden layer and of the
+    last one. Hidden layers follow no stages."""
 
     def own(array):  # donated later on
         return None if array is None else jnp.array(array)
 
     stages = [(_weights(s.weights), own(s.bias), own(s.gamma), own(s.beta)) for s in case.stages]
-    channels, side = len(case.stages[-1].weights), case.image[2] >> len(case.stages)
-    fc = case.fc_weights.reshape(-1, channels, side, side).transpose(2, 3, 1, 0)
-    return stages, (own(fc.reshape(-1, len(case.fc_weights))), own(case.fc_bias))
+    hidden = [(own(weights.T), own(bias)) for weights, bias in case.hidden]
+    fc = case.fc_weights.T
+    if stages:
+        channels, side = len(case.stages[-1].weights), case.image[2] >> len(case.stages)
+        fc = case.fc_weights.reshape(-1, channels, side, side).transpose(2, 3, 1, 0)
+        fc = fc.reshape(-1, len(case.fc_weights))
+    return stages, hidden, (own(fc), own(case.fc_bias))
 
 
 def random(kind, count):

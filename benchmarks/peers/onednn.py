@@ -321,6 +321,8 @@ def optimizer(case):
 def training(case, compiled):
     """A chain of primitives, ReLU inside the norm; loss and Adam in plain C++. The layers hand on
     images in the layout of their convolution, and weights lie as it likes them."""
+    if not case.stages:  # the chain begins with a convolution
+        return []
     return [_Network(case, layout).learner() for layout in IMAGE_LAYOUTS]
 
 

@@ -466,8 +466,9 @@ def _optimizer(case, form):
 def training(case, compiled):
     """As one writes it: modules, autograd, fused Adam; in both layouts, and with `compiled` forward
     and backward through torch.compile."""
-    forms = [(layout, False) for layout in LAYOUTS]
-    forms += [(layout, True) for layout in LAYOUTS] if compiled else []
+    layouts = LAYOUTS if case.stages else ["nchw"]
+    forms = [(layout, False) for layout in layouts]
+    forms += [(layout, True) for layout in layouts] if compiled else []
     return [_learner(case, *form) for form in forms]
 
 
@@ -512,7 +513,7 @@ def _learner(case, layout, compiled):
 
 def _modules(case):
     """The network with the parameters of the case."""
-    parts, channels, side = [], *case.image[1:3]
+    parts, channels, side = [], *(*case.image, 1)[1:3]
     for stage in case.stages:
         outputs, bias = len(stage.weights), stage.bias is not None
         conv = torch.nn.Conv2d(channels, outputs, 3, padding=1, bias=bias)
@@ -521,9 +522,16 @@ def _modules(case):
         _fill(norm, stage.gamma, stage.beta)
         parts += [conv, norm, torch.nn.ReLU(inplace=True), torch.nn.MaxPool2d(2)]
         channels, side = outputs, side // 2
-    fc = torch.nn.Linear(channels * side**2, len(case.fc_weights), bias=case.fc_bias is not None)
-    _fill(fc, case.fc_weights, case.fc_bias)
-    return torch.nn.Sequential(*parts, torch.nn.Flatten(), fc)
+    parts.append(torch.nn.Flatten())
+    for weights, bias in case.hidden:
+        parts += [_linear(weights, bias), torch.nn.ReLU(inplace=True)]
+    return torch.nn.Sequential(*parts, _linear(case.fc_weights, case.fc_bias))
+
+
+def _linear(weights, bias):
+    linear = torch.nn.Linear(*weights.shape[::-1], bias=bias is not None)
+    _fill(linear, weights, bias)
+    return linear
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 Layers are made for one sample shape and applied to batches: axis 0 is the batch, shapes are in
 NumPy order, pairs are (height, width). ``openbnns.c`` is the C interface itself.
 
-Example:
+Examples:
     >>> import numpy as np, openbnns as bnns
     >>> relu = bnns.ActivationLayer("relu", input=(2, 2))
     >>> relu(np.array([[[-1, 2], [3, -4]]], "f4"))
@@ -248,7 +248,7 @@ def set_num_threads(n: int | None) -> None:
     Raises:
         ValueError: n is negative.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_num_threads(1)
         >>> openbnns.get_num_threads()
@@ -285,7 +285,7 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
     Raises:
         ValueError: any other word.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_matmul_precision("highest")
         >>> openbnns.get_matmul_precision()
@@ -319,7 +319,7 @@ def set_winograd(allowed: bool) -> None:
     Args:
         allowed: True or False.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_winograd(False)
         >>> openbnns.get_winograd()
@@ -348,7 +348,7 @@ def support() -> dict[str, bool]:
     Returns:
         Name of every function in the headers → True when it is built, False when it always fails.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.support()["BNNSFilterCreateLayerPooling"]
         True

@@ -156,7 +156,7 @@ class ArraySpec:
         DTypeError: the element type does not exist in the C interface.
         ArrayError: shape, strides, bits or table make no sense together.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> spec = openbnns.ArraySpec((3, 4), "float16")
         >>> spec.strides, spec.data_type
@@ -287,7 +287,7 @@ class ArraySpec:
         Returns:
             The spec.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> openbnns.ArraySpec.like(np.zeros((2, 6), "f4")[:, ::2])
             ArraySpec((2, 3), 'float32', strides=(24, 8))
@@ -303,7 +303,7 @@ class ArraySpec:
     def with_layout(self, layout: str | None) -> ArraySpec:
         """The same values in another layout, without gaps.
 
-        Example:
+        Examples:
             >>> import openbnns
             >>> openbnns.ArraySpec((2, 3), "float16").with_layout("column_major").strides
             (2, 4)
@@ -498,7 +498,7 @@ def data_type_of(value: Any) -> str:
     Raises:
         DTypeError: there is no such type in the C interface.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.dtype(np.int16), openbnns.dtype(np.zeros(3, "f4"))
         ('int16', 'float32')

@@ -53,7 +53,7 @@ def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Valu
     Raises:
         LayerCreationError: no such word, or the function gave another shape.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from openbnns.blocks import initial
         >>> w = initial("orthogonal", (2, 3), np.random.default_rng(0))
@@ -99,7 +99,7 @@ class Block:
         statistics: what forward calls change and a saved network keeps, by name.
         needs_input, needs_output: whether ``backward`` reads x and y. The network keeps no others.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> class Scale(openbnns.blocks.Block):
         ...     def build(self, shape, random):
@@ -540,7 +540,7 @@ class Branch(Block):
         join: ``"add"``: the results have one shape; ``"concatenate"``: all axes but the first
             agree.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> from openbnns.blocks import Branch, Dense
         >>> residual = Branch([Dense(4, "relu"), Dense(4)], [])

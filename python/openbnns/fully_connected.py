@@ -103,7 +103,7 @@ class FullyConnectedLayer(ConvolutionLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: weights or bias do not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> weights = np.array([[1, 2, 3], [4, 5, 6]], "f4")
         >>> layer = openbnns.FullyConnectedLayer(weights, bias=np.array([0.5, -1], "f4"))
@@ -175,7 +175,7 @@ class FullyConnectedLayer(ConvolutionLayer):
         Raises:
             ArrayError: the arrays do not make a matrix.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> sparse = openbnns.FullyConnectedLayer.sparsify(
             ...     np.array([2, 7], "f4"), coo=([0, 1], [2, 0]), dense_shape=(2, 3))

@@ -61,7 +61,7 @@ class Network:
     Raises:
         LayerCreationError: the blocks do not fit together.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> from openbnns.blocks import Dense
         >>> network = openbnns.Network([Dense(16, "tanh"), Dense(1)], loss="mse",

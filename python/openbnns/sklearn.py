@@ -123,7 +123,7 @@ class BNNSClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     Attributes:
         classes_: the labels. network_: the ``Network``. history_: its training.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import load_iris
         >>> from openbnns.sklearn import BNNSClassifier
         >>> x, y = load_iris(return_X_y=True)
@@ -185,14 +185,13 @@ class BNNSClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 class BNNSRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     """A network of dense layers that predicts numbers.
 
-    Args:
-        hidden, activation, epochs, batch_size, learning_rate, l2, patience, validation, scale,
-            random_state: as for ``BNNSClassifier``. With ``scale`` targets are scaled too.
+    The arguments are those of ``BNNSClassifier`` but for ``class_weight``. With ``scale`` targets
+    are scaled too.
 
     Attributes:
         network_: the ``Network``. history_: its training.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> from openbnns.sklearn import BNNSRegressor
         >>> x = np.linspace(-1, 1, 200)[:, None]

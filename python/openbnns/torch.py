@@ -61,7 +61,7 @@ class Module(torch.nn.Module):  # type: ignore[misc]
         input: shape of one sample.
         seed: of the first parameters.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from openbnns.blocks import Dense
         >>> from openbnns.torch import Module
@@ -124,7 +124,7 @@ class Loss(torch.nn.Module):  # type: ignore[misc]
     Args:
         loss: name or ``openbnns.Loss``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from openbnns.torch import Loss
         >>> x = torch.zeros(2, 3, requires_grad=True)
@@ -185,7 +185,7 @@ def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
     Raises:
         LayerCreationError: there is no block for a part of it.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from openbnns.torch import from_torch
         >>> linear = torch.nn.Linear(3, 2)

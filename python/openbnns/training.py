@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
+import os
 import queue
 import sys
 import threading
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from .network import Network
 
 __all__ = [
-    "Callback", "EarlyStopping", "History", "cosine", "exponential", "piecewise",
+    "Callback", "Checkpoint", "EarlyStopping", "History", "cosine", "exponential", "piecewise",
 ]  # fmt: skip
 
 Batch: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
@@ -36,7 +39,7 @@ _WORTH_A_THREAD = 1 << 18  # bytes of a batch from which that pays
 def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Schedule:
     """From ``rate`` down to ``last`` along half a cosine, after a straight rise over ``warmup``.
 
-    Example:
+    Examples:
         >>> from openbnns.training import cosine
         >>> rate = cosine(1.0, steps=10, warmup=2)
         >>> [round(rate(step), 2) for step in (0, 1, 2, 6, 10, 99)]
@@ -55,7 +58,7 @@ def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Sc
 def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
     """``rate`` times ``factor`` for each ``every`` steps that have passed.
 
-    Example:
+    Examples:
         >>> from openbnns.training import exponential
         >>> exponential(1.0, 0.5, every=10)(25)
         0.25
@@ -66,7 +69,7 @@ def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
 def piecewise(*pieces: tuple[int, float]) -> Schedule:
     """The rate of the last piece (first step, rate) that has begun.
 
-    Example:
+    Examples:
         >>> from openbnns.training import piecewise
         >>> rate = piecewise((0, 0.01), (500, 0.001))
         >>> rate(499), rate(500)
@@ -166,6 +169,28 @@ class EarlyStopping(Callback):
         return True
 
 
+class Checkpoint(Callback):
+    """Saves the network and its optimizer's state after every epoch, and every so many steps.
+
+    The file is always whole: a run that is stopped in between, by Ctrl-C or otherwise, leaves the
+    last one. ``Network.load(path, optimizer=…)`` goes on from there.
+
+    Args:
+        path: of the safetensors file.
+        every: steps between two; None saves after epochs alone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
+        self.path, self.every = path, every
+
+    def on_step(self, network: Network, step: int, loss: float) -> None:
+        if self.every is not None and step % self.every == 0:
+            network.save(self.path, optimizer=True)
+
+    def on_epoch(self, network: Network, history: History) -> None:
+        network.save(self.path, optimizer=True)
+
+
 # ---- batches ----
 
 
@@ -262,36 +287,39 @@ def fit(
             f"[Network.fit] validation: expected (x, y) beside an iterator; got {validation!r}"
         )
     weights = None if class_weights is None else np.asarray(class_weights, np.float32)
-    history, bar = History(), _Bar(epochs, progress)
-    listeners = list(callbacks)
-    for epoch in range(epochs):
-        start, total, samples = time.perf_counter(), 0.0, 0
-        generator = np.random.default_rng((seed, network.steps)) if shuffle else None
-        made = batches(x, y, batch_size, generator) if y is not None else iter(_fresh(x))
-        for inputs, labels in made:
-            if learning_rate is not None:
-                network.optimizer.learning_rate = learning_rate(network.steps)
-            given = None if weights is None else _sample_weights(labels, weights)
-            loss = network.train_step(inputs, labels, weights=given, micro_batches=micro_batches)
-            history.losses.append(loss)
-            total += loss * len(inputs)
-            samples += len(inputs)
-            bar.step(epoch, loss)
-            for listener in listeners:
-                listener.on_step(network, network.steps, loss)
-        if samples == 0:
-            raise ArrayError("[Network.fit] x: expected at least one batch; got none")
-        row = {"epoch": epoch + 1, "loss": total / samples}
-        if held is not None:
-            results = network.evaluate(*held)
-            row |= {f"validation_{name}": value for name, value in results.items()}
-        row["learning_rate"] = float(network.optimizer.learning_rate)
-        row["seconds"] = time.perf_counter() - start
-        history.rows.append(row)
-        bar.epoch(row)
-        answers = [listener.on_epoch(network, history) for listener in listeners]
-        if True in answers:
-            break
+    history, listeners = History(), list(callbacks)
+    steps = None if y is None else -(-len(x) // batch_size)
+    with _Bar(epochs, steps, progress) as bar:
+        for epoch in range(epochs):
+            start, total, samples = time.perf_counter(), 0.0, 0
+            generator = np.random.default_rng((seed, network.steps)) if shuffle else None
+            made = batches(x, y, batch_size, generator) if y is not None else iter(_fresh(x))
+            for number, (inputs, labels) in enumerate(made, 1):
+                if learning_rate is not None:
+                    network.optimizer.learning_rate = learning_rate(network.steps)
+                given = None if weights is None else _sample_weights(labels, weights)
+                loss = network.train_step(
+                    inputs, labels, weights=given, micro_batches=micro_batches
+                )
+                history.losses.append(loss)
+                total += loss * len(inputs)
+                samples += len(inputs)
+                bar.step(epoch, number, loss)
+                for listener in listeners:
+                    listener.on_step(network, network.steps, loss)
+            if samples == 0:
+                raise ArrayError("[Network.fit] x: expected at least one batch; got none")
+            row = {"epoch": epoch + 1, "loss": total / samples}
+            if held is not None:
+                results = network.evaluate(*held)
+                row |= {f"validation_{name}": value for name, value in results.items()}
+            row["learning_rate"] = float(network.optimizer.learning_rate)
+            row["seconds"] = time.perf_counter() - start
+            history.rows.append(row)
+            bar.epoch(row)
+            answers = [listener.on_epoch(network, history) for listener in listeners]
+            if True in answers:
+                break
     return history
 
 
@@ -337,20 +365,32 @@ def _sample_weights(
 
 
 class _Bar:
-    """Progress: rich's bar on a terminal if it is installed, else a line per epoch."""
+    """Progress on the error stream: rich's bar on a terminal if it is installed, and in any case a
+    line per epoch."""
 
-    def __init__(self, epochs: int, wanted: bool) -> None:
+    def __init__(self, epochs: int, steps: int | None, wanted: bool) -> None:
         self._epochs, self._wanted = epochs, wanted
-        self._is_terminal = wanted and sys.stderr.isatty()
-        self._shown = 0.0
+        self._bar: Any = None
+        if wanted and sys.stderr.isatty() and importlib.util.find_spec("rich"):
+            progress: Any = importlib.import_module("rich.progress")
+            console: Any = importlib.import_module("rich.console").Console(stderr=True)
+            columns = "{task.description}", progress.BarColumn(), "loss {task.fields[loss]:.4f}"
+            self._bar = progress.Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("epoch 1", total=steps, loss=math.nan)
 
-    def step(self, epoch: int, loss: float) -> None:
-        if not self._is_terminal:
-            return
-        now = time.perf_counter()
-        if now - self._shown > 0.1:
-            self._shown = now
-            print(f"\repoch {epoch + 1}/{self._epochs}  loss {loss:.4f} ", end="", file=sys.stderr)
+    def __enter__(self) -> _Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, epoch: int, number: int, loss: float) -> None:
+        if self._bar is not None:
+            name = f"epoch {epoch + 1}/{self._epochs}"
+            self._bar.update(self._task, completed=number, loss=loss, description=name)
 
     def epoch(self, row: dict[str, float]) -> None:
         if not self._wanted:
@@ -360,5 +400,8 @@ class _Bar:
             for name, value in row.items()
             if name != "epoch"
         )
-        start = "\r" if self._is_terminal else ""
-        print(f"{start}epoch {int(row['epoch'])}/{self._epochs}  {shown}", file=sys.stderr)
+        line = f"epoch {int(row['epoch'])}/{self._epochs}  {shown}"
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
