@@ -237,36 +237,51 @@ struct PackedRun {
 
 // ---- operands that are not float32 ----
 
-// The packed way converts them as it packs. The others need float32: then every ticket converts what it reads. So it
-// does with a small a, which the packed way can then read in place.
+// The packed way converts them as it packs. The others need float32, so every ticket converts what it reads: of the
+// operand with fewer lines (rows of a, columns of b) all, of the other one a piece after the other, which stays in the
+// cache. few_rows() reads any b; and a small a is converted for the packed way too, which then reads it in place.
 struct Choice {
   Way way;
   bool widens = false;    // operands to float32, in scratch
   bool as_pairs = false;  // the packed way, over pairs of bfloat16
 };
 
+// Values converted whole, and those of a piece; b may be copied once more to be turned.
+constexpr size_t kMostWidened = kScratchBytes / 4 / sizeof(float);
+constexpr size_t kPieceOfOperand = size_t{1} << 15;
+constexpr size_t kFewestLines = 20;  // of a piece: whole tiles of dot products
+
+bool widens_by_rows(const Product& p) { return p.m >= p.n || (p.activation && !p.activation->is_elementwise()); }
+
+bool can_widen(const Product& p, Way way) {
+  constexpr size_t kSmall = size_t{1} << 14;
+  if (way == Way::packed) return p.m * p.k <= kSmall;
+  if (way == Way::few_rows) return p.m * p.k <= kMostWidened;
+  return (widens_by_rows(p) ? p.n : p.m) * p.k <= kMostWidened && kFewestLines * p.k <= kMostWidened;
+}
+
 Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs) {
-  constexpr size_t kFew = 16;  // rows or columns: too few for pairs to pay for their packing
-  constexpr size_t kMostWidened = kScratchBytes / 4 / sizeof(float);  // values; b may be copied once more to be turned
+  const size_t few_rows = is_float32(p) ? 48 : 8, few_columns = is_float32(p) ? 48 : 16;  // to pay for packing pairs
   Product floats = p;
   floats.a.type = floats.b.type = BNNSDataTypeFloat32;
   const Way way = way_of(floats, kernels);
-  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < kFew || p.n < kFew;
+  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
   if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
     return {.way = Way::packed, .as_pairs = true};
   if (is_float32(p)) return {.way = way};
-  constexpr size_t kSmall = size_t{1} << 14;  // values of a
-  const bool widens = way == Way::packed ? !may_pair && p.m * p.k <= kSmall : (p.m + p.n) * p.k <= kMostWidened;
-  if (widens) return {.way = way, .widens = true};
+  if (can_widen(p, way) && !(may_pair && way == Way::packed)) return {.way = way, .widens = true};
   return {.way = Way::packed, .as_pairs = may_pair};
 }
 
-// The product of one block alone, with float32 operands: converted to `to` where they are not, which moves behind them.
-// The packed way converts b itself.
-Product widened(const Product& p, Way way, const Block& block, const Kernels& kernels, float** to) {
-  const auto widen = [&](const Operand& o, size_t i, size_t rows, size_t j, size_t columns) -> Operand {
+// The product of one block alone, with one operand or both as float32: converted to `to` where they are not, which moves
+// behind them.
+struct Widen {
+  bool a, b;
+};
+Product widened(const Product& p, Widen which, const Block& block, const Kernels& kernels, float** to) {
+  const auto part = [&](const Operand& o, bool widens, size_t i, size_t rows, size_t j, size_t columns) -> Operand {
     const auto* from = static_cast<const std::byte*>(o.data) + (i * o.row + j * o.column) * bytes_of(o.type);
-    if (o.type == BNNSDataTypeFloat32 || (way == Way::packed && &o == &p.b)) return {from, o.row, o.column, o.type};
+    if (o.type == BNNSDataTypeFloat32 || !widens) return {from, o.row, o.column, o.type};
     float* copy = *to;
     *to += round_up(rows * columns, kLine);
     if (o.row == 1 && o.column != 1) {  // runs stay runs
@@ -279,8 +294,8 @@ Product widened(const Product& p, Way way, const Block& block, const Kernels& ke
   Product q = p;
   q.m = block.rows;
   q.n = block.columns;
-  q.a = widen(p.a, block.row, block.rows, 0, p.k);
-  q.b = widen(p.b, 0, p.k, block.column, block.columns);
+  q.a = part(p.a, which.a, block.row, block.rows, 0, p.k);
+  q.b = part(p.b, which.b, 0, p.k, block.column, block.columns);
   q.c = p.c + block.row * p.c_row + block.column;
   q.row_bias = p.row_bias ? p.row_bias + block.row : nullptr;
   q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
@@ -300,6 +315,24 @@ void run_block(const Kernels& kernels, Way way, const Product& p, const Block& b
   }
 }
 
+void run_widened(const Kernels& kernels, Way way, const Product& p, const Block& block, float* work) {
+  if (way == Way::packed || way == Way::few_rows) {
+    const Product q = widened(p, {true, false}, block, kernels, &work);
+    return run_block(kernels, way, q, {0, q.m, 0, q.n}, work);
+  }
+  const bool by_rows = widens_by_rows(p);
+  const Product q = widened(p, {!by_rows, by_rows}, block, kernels, &work);
+  const size_t values = way == Way::turned ? 2 * kPieceOfOperand : kPieceOfOperand;  // b is turned for every piece
+  const size_t lines = by_rows ? q.m : q.n, step = round_up(std::max<size_t>(values / p.k, 1), kFewestLines);
+  for (size_t i = 0; i < lines; i += step) {
+    const size_t count = std::min(step, lines - i);
+    float* piece = work;
+    const Product r = widened(q, {true, true}, by_rows ? Block{i, count, 0, q.n} : Block{0, q.m, i, count}, kernels,
+                              &piece);
+    run_block(kernels, way, r, {0, r.m, 0, r.n}, piece);
+  }
+}
+
 void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, size_t threads, std::byte* work) {
   const Choice choice = choice_of(p, kernels, pairs);
   const Packing& packing = choice.as_pairs ? *pairs : kernels.floats;
@@ -313,9 +346,7 @@ void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, siz
     parallel(cut.down * cut.across, threads, [&](size_t ticket) {
       const Block block = cut.block(p, ticket);
       float* own = reinterpret_cast<float*>(scratch());
-      if (!choice.widens) return run_block(kernels, choice.way, p, block, own);
-      const Product q = widened(p, choice.way, block, kernels, &own);
-      run_block(kernels, choice.way, q, {0, q.m, 0, q.n}, own);
+      (choice.widens ? run_widened : run_block)(kernels, choice.way, p, block, own);
     });
   }
   if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });

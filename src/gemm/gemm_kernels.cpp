@@ -484,8 +484,8 @@ constexpr size_t kRowRegisters = 8;  // of 16
 #endif
 
 // sum (kRows, n) += a (kRows, kSteps) · b (kSteps, n), in the order of k; rows of sum lie kRowStrip apart.
-template <size_t kRows, size_t kSteps>
-void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n, float* sum) {
+template <class Type, size_t kRows, size_t kSteps>
+void add_rows(const float (*a)[kSteps], const typename Type::Value* b, size_t b_step, size_t n, float* sum) {
   F x[kRows][kSteps];
   for (size_t i = 0; i < kRows; ++i)
     for (size_t q = 0; q < kSteps; ++q) x[i][q] = splat(a[i][q]);
@@ -493,7 +493,7 @@ void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n,
     F s[kRows];
     for (size_t i = 0; i < kRows; ++i) s[i] = load(sum + i * kRowStrip + j);  // its rows are whole vectors
     for (size_t q = 0; q < kSteps; ++q) {
-      const F w = up_to<Float32>(b + q * b_step + j, n - j);
+      const F w = up_to<Type>(b + q * b_step + j, n - j);
       for (size_t i = 0; i < kRows; ++i) s[i] += x[i][q] * w;
     }
     for (size_t i = 0; i < kRows; ++i) store(sum + i * kRowStrip + j, s[i]);
@@ -501,38 +501,44 @@ void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n,
 }
 
 // The sums of kRows rows from `row` on and of columns [from, from + n), from 0 on.
-template <size_t kRows>
+template <class Type, size_t kRows>
 void sum_rows(const Product& p, size_t row, size_t from, size_t n, float* sum) {
   constexpr size_t kSteps = (kRows <= 2 ? 8 : kRowRegisters) / kRows;  // more rows of b at once are slower to stream
   for (size_t i = 0; i < kRows; ++i)
     for (size_t j = 0; j < kRowStrip; ++j) sum[i * kRowStrip + j] = 0.0f;
   const float* a = floats(p.a, row, 0);
+  const auto* b = static_cast<const typename Type::Value*>(p.b.data) + from;
   size_t q = 0;
   for (; q + kSteps <= p.k; q += kSteps) {
     float x[kRows][kSteps];
     for (size_t i = 0; i < kRows; ++i)
       for (size_t s = 0; s < kSteps; ++s) x[i][s] = a[i * p.a.row + (q + s) * p.a.column];
-    add_rows<kRows, kSteps>(x, floats(p.b, q, from), p.b.row, n, sum);
+    add_rows<Type, kRows, kSteps>(x, b + q * p.b.row, p.b.row, n, sum);
   }
   for (; q < p.k; ++q) {
     float x[kRows][1];
     for (size_t i = 0; i < kRows; ++i) x[i][0] = a[i * p.a.row + q * p.a.column];
-    add_rows<kRows, 1>(x, floats(p.b, q, from), p.b.row, n, sum);
+    add_rows<Type, kRows, 1>(x, b + q * p.b.row, p.b.row, n, sum);
   }
 }
 
+template <class Type>
 void sum_rows(const Product& p, size_t row, size_t rows, size_t from, size_t n, float* sum) {
-  if (rows == 4) return sum_rows<4>(p, row, from, n, sum);
-  if (rows == 3) return sum_rows<3>(p, row, from, n, sum);
-  if (rows == 2) return sum_rows<2>(p, row, from, n, sum);
-  sum_rows<1>(p, row, from, n, sum);
+  if (rows == 4) return sum_rows<Type, 4>(p, row, from, n, sum);
+  if (rows == 3) return sum_rows<Type, 3>(p, row, from, n, sum);
+  if (rows == 2) return sum_rows<Type, 2>(p, row, from, n, sum);
+  sum_rows<Type, 1>(p, row, from, n, sum);
 }
 
 void few_rows(const Product& p, const Block& block, float* work) {
   const size_t end = block.column + block.columns;
   for (size_t from = block.column; from < end; from += kRowStrip) {
     const size_t n = least(kRowStrip, end - from);
-    sum_rows(p, block.row, block.rows, from, n, work);
+    switch (p.b.type) {
+      case BNNSDataTypeFloat16: sum_rows<Half<false>>(p, block.row, block.rows, from, n, work); break;
+      case BNNSDataTypeBFloat16: sum_rows<Half<true>>(p, block.row, block.rows, from, n, work); break;
+      default: sum_rows<Float32>(p, block.row, block.rows, from, n, work);
+    }
     for (size_t i = 0; i < block.rows; ++i) {
       const float* sum = work + i * kRowStrip;
       float* c = p.c + (block.row + i) * p.c_row + from;

@@ -89,7 +89,8 @@ struct Kernels {
   void (*turned)(const Product& product, const Block& block, float* work);
   // o (rows, columns) as float32 without gaps.
   void (*widen)(const Operand& o, size_t rows, size_t columns, float* to);
-  // At most kFewRows rows of c, b read once, row by row: float32, b.column == 1. work: (rows · kRowStrip)
+  // At most kFewRows rows of c, b read once, row by row: a float32, b of any type, b.column == 1.
+  // work: (rows · kRowStrip)
   void (*few_rows)(const Product& product, const Block& block, float* work);
 };
 
