@@ -273,8 +273,8 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   return {.way = Way::packed, .as_pairs = may_pair};
 }
 
-// The product of one block alone, with one operand or both as float32: converted to `to` where they are not, which moves
-// behind them.
+// The product of one block alone, with one operand or both as float32: converted to `to` where they are not, which
+// moves behind them.
 struct Widen {
   bool a, b;
 };

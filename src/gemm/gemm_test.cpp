@@ -519,8 +519,8 @@ TEST(gemm_pairs_same_bits_for_any_number_of_threads) {
       }
 }
 
-// What the instruction of AVX512_BF16 does with one lane: the upper halves first, each sum fused and rounded, no numbers
-// below the smallest normal one.
+// What the instruction of AVX512_BF16 does with one lane: the upper halves first, each sum fused and rounded, no
+// numbers below the smallest normal one.
 float flushed(float v) { return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.0f, v) : v; }
 float add_pair(float sum, float low_x, float low_w, float high_x, float high_w) {
   sum = flushed(std::fma(flushed(high_x), flushed(high_w), flushed(sum)));

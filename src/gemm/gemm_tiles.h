@@ -4,8 +4,8 @@
 //
 //   begin(), end()     around all others; tiles lose their values
 //   zero<t>()          load<t>(p, row)          store<t>(p, row): row is the words from one row in memory to the next
-//   add_product<c, a, b>()   c (16, 16) of float32 += a (16, 32) · b (32, 16) of bfloat16. a holds pairs along its rows;
-//                            row q of b holds its rows 2q and 2q + 1, pair by pair
+//   add_product<c, a, b>()   c (16, 16) of float32 += a (16, 32) · b (32, 16) of bfloat16. a holds pairs along its
+//                            rows; row q of b holds its rows 2q and 2q + 1, pair by pair
 #pragma once
 
 #include <cstddef>

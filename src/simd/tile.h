@@ -43,7 +43,8 @@ struct Tile {
   size_t ahead_step = 0;
 };
 
-// One step of k: what a word of a becomes, and how it meets a word of b. Here words are floats; gemm_pairs_kernels.cpp has others.
+// One step of k: what a word of a becomes, and how it meets a word of b. Here words are floats;
+// gemm_pairs_kernels.cpp has others.
 struct FusedStep {
   OBN_INLINE F spread(const float* a) { return splat(*a); }
   OBN_INLINE F add(F sum, F x, F w) { return sum + x * w; }
