@@ -260,7 +260,7 @@ def test_precision_of_a_layer_comes_before_the_library(precision):
     np.testing.assert_array_equal(exact(x), y)
     precision("highest")
     np.testing.assert_array_equal(rough(x), z)
-    with pytest.raises(openbnns.LayerCreationError, match="one of highest, high, medium; got 'low'"):
+    with pytest.raises(LayerCreationError, match="one of highest, high, medium; got 'low'"):
         openbnns.FullyConnectedLayer(w, precision="low")
 
 
