@@ -122,7 +122,12 @@ def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str, description: Description, threads: int, copy_parameters: bool, /
+    name: str,
+    description: Description,
+    precision: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,

@@ -104,6 +104,10 @@ class Normalized final : public Fused {
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
   }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
+  }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
 
@@ -370,6 +374,10 @@ class Quantized final : public Fused {
   }
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
   }
   size_t work_bytes(size_t batch) const override {
     if (batch == 0) return 0;

@@ -65,6 +65,7 @@ class ConvolutionFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return &layer_; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const;  // to be done at a time, so that z stays near
 
@@ -127,6 +128,7 @@ class FullyConnectedFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return &layer_; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const { return batch; }
 
@@ -179,6 +181,7 @@ class ArithmeticFirst {
   const View& output() const { return plan_.output(); }
   bool has_activation() const { return plan_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t) const { return plan_.work_bytes(); }
   size_t most_samples(size_t batch) const { return batch; }
 
