@@ -1,10 +1,30 @@
 #include "base/memory.h"
 
 #include <cstdlib>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "base/status.h"
 
 namespace obn {
+namespace {
+
+// posix_memalign; blocks of many pages in large ones, where the system gives them on request. Walks over weights wait
+// less for the translation of addresses.
+int get_block(void** block, size_t alignment, size_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr size_t kLargePage = size_t{2} << 20;
+  if (bytes >= 2 * kLargePage) {
+    const int error = ::posix_memalign(block, kLargePage, bytes);
+    if (error == 0) ::madvise(*block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // advice: may be refused
+    return error;
+  }
+#endif
+  return ::posix_memalign(block, alignment, bytes);
+}
+
+}  // namespace
 
 int Options::read(const BNNSFilterParameters* filter_params, Options* options) {
   *options = Options{};
@@ -21,7 +41,7 @@ int Options::read(const BNNSFilterParameters* filter_params, Options* options) {
 void* Options::get(size_t bytes) const {
   void* block = nullptr;
   if (bytes == 0) bytes = kAlignment;
-  int error = alloc ? alloc(&block, kAlignment, bytes) : ::posix_memalign(&block, kAlignment, bytes);
+  int error = alloc ? alloc(&block, kAlignment, bytes) : get_block(&block, kAlignment, bytes);
   if (error != 0 || !block) {
     fail("memory: %zu bytes could not be had", bytes);
     return nullptr;
@@ -51,7 +71,7 @@ struct ThreadBlock {
     block = nullptr;
     size = 0;
     void* fresh = nullptr;
-    if (::posix_memalign(&fresh, 4096, bytes) != 0) {
+    if (get_block(&fresh, 4096, bytes) != 0) {
       fail("memory: %zu bytes of %s could not be had", bytes, what);
       return nullptr;
     }

@@ -34,6 +34,7 @@ namespace {
 using activation::by_pieces;
 
 constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one piece: some 10 us
+constexpr size_t kFarWork = size_t{1} << 18;        // the same where the weights come from memory: fewer starts
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine
 constexpr size_t kPieceValues = size_t{1} << 16;    // values of one piece that only moves them
 constexpr size_t kFewRows = 16;                     // up to this many results per sample are dot products even
@@ -214,7 +215,8 @@ void Multiply::run_dot(const Matrix& matrix, const Floats& v, float* out, size_t
   const size_t per_sample = rows * matrix.columns;
   const size_t samples = std::min(n, std::max<size_t>(8, kPieceWork / per_sample));
   const size_t per_row = matrix.columns * samples;
-  const size_t count = per_row >= kPieceWork ? 8 : std::min(rows, round_up(kPieceWork / per_row, 20));
+  const size_t work = matrix.is_far ? kFarWork : kPieceWork;
+  const size_t count = per_row >= work ? 8 : std::min(rows, round_up(work / per_row, 40));
   if (samples == n && count >= rows) return piece(0, rows, 0, n);
   const size_t row_pieces = (rows + count - 1) / count, sample_pieces = (n + samples - 1) / samples;
   parallel(row_pieces * sample_pieces, threads_for(threads), [&](size_t i) {
