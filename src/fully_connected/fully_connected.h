@@ -73,7 +73,7 @@ struct Kernels {
   // caches. The same bits as one after the other.
   void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
                 size_t out_row, const Gradient& g);
-  size_t short_sum;  // up to this many rows, combine suits any number of samples
+  size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 
 extern const Targets<Kernels> targets;
@@ -183,6 +183,7 @@ struct Outer {
   Gradient gradient() const;
 
  private:
+  bool has_few_rows() const;
   bool uses_kernels() const;
   gemm::Product engine_product() const;
 

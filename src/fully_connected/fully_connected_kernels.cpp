@@ -420,6 +420,63 @@ OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, c
     outer_row(u, u_at + r, v, v_at + c, n, columns - c, g + r * g_row + c, accumulate);
 }
 
+// Few rows, many samples: the sums of a strip of columns stay in registers while the samples pass by.
+template <size_t kRows>
+[[gnu::noinline]] static void outer_short(const Floats& u, const float* u_at, const Floats& v, size_t n, size_t columns,
+                                          float* g, size_t g_row, bool accumulate) {
+  size_t c = 0;
+  for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
+    F total[kRows][2] = {};
+    if (accumulate) {
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) {
+        total[r][0] = load(g + r * g_row + c);
+        total[r][1] = load(g + r * g_row + c + kLanes);
+      }
+    }
+    for (size_t s = 0; s < n; ++s) {
+      const F low = load(v.data + s * v.row + c), high = load(v.data + s * v.row + c + kLanes);
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) {
+        const F factor = splat(u_at[s * u.row + r]);
+        total[r][0] = fused(factor, low, total[r][0]);
+        total[r][1] = fused(factor, high, total[r][1]);
+      }
+    }
+#pragma GCC unroll 16
+    for (size_t r = 0; r < kRows; ++r) {
+      store(g + r * g_row + c, total[r][0]);
+      store(g + r * g_row + c + kLanes, total[r][1]);
+    }
+  }
+  for (; c < columns; c += kLanes) {
+    const size_t count = columns - c < kLanes ? columns - c : kLanes;
+    for (size_t r = 0; r < kRows; ++r) {
+      float* to = g + r * g_row + c;
+      F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
+      for (size_t s = 0; s < n; ++s) {
+        const float* from = v.data + s * v.row + c;
+        total = fused(splat(u_at[s * u.row + r]), count < kLanes ? load_first(from, count) : load(from), total);
+      }
+      if (count < kLanes) {
+        store_first(to, total, count);
+      } else {
+        store(to, total);
+      }
+    }
+  }
+}
+
+// outer_short<rows> for rows <= kRows.
+template <size_t kRows>
+OBN_INLINE void outer_few(size_t rows, const Floats& u, const float* u_at, const Floats& v, size_t n, size_t columns,
+                          float* g, size_t g_row, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return outer_short<kRows>(u, u_at, v, n, columns, g, g_row, accumulate);
+    outer_few<kRows - 1>(rows, u, u_at, v, n, columns, g, g_row, accumulate);
+  }
+}
+
 // A gradient that is not plain rows of float32 goes through a block.
 void outer_converted(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part,
                      const Gradient& g) {
@@ -449,6 +506,9 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
     fence();
     return;
   }
+  if (part.rows <= kShortSum && n >= kSamplesAtOnce)
+    return outer_few<kShortSum>(part.rows, u, u.data + part.first, v, n, columns, rows + part.first * g.row, g.row,
+                                g.accumulate);
   // As many columns at a time as keep v in the first-level cache.
   const size_t block = n >= 4 ? 1024 : 4096;
   for (size_t c = 0; c < columns; c += block) {

@@ -267,7 +267,11 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
 
 // ---- dw = uᵀ · v ----
 
-bool Outer::uses_kernels() const { return n <= choice.few_samples; }
+bool Outer::has_few_rows() const { return rows <= choice.kernels->short_sum && to.columns >= kLongRow; }
+
+bool Outer::uses_kernels() const {
+  return n <= choice.few_samples || (choice.few_samples > 0 && has_few_rows() && to.is_ready(rows));
+}
 
 bool Outer::is_streamed() const {
   return uses_kernels() && !accumulate && to.values.type == BNNSDataTypeFloat32 && is_run(to) &&
@@ -308,7 +312,17 @@ void Outer::run() const {
   if (u_) load_rows(u, n, threads, u_);
   if (v_) load_rows(v, n, threads, v_);
   const Gradient g = gradient();
-  const size_t columns = to.columns, piece = round_up(rows_of(kPieceWork, columns * std::min<size_t>(n, 8)), 4);
+  const size_t columns = to.columns;
+  if (has_few_rows() && to.is_ready(rows)) {  // pieces are bands of columns
+    const size_t band = round_up(std::max(kPieceWork / (rows * n), kLongRow), kBandUnit);
+    return by_pieces(columns, band, threads, [&](size_t first, size_t count) {
+      const Floats v_band = {column_factors().data + first, column_factors().row};
+      Gradient g_band = g;
+      g_band.data += first * sizeof(float);
+      choice.kernels->outer(row_factors(), v_band, n, count, {0, rows}, g_band);
+    });
+  }
+  const size_t piece = round_up(rows_of(kPieceWork, columns * std::min<size_t>(n, 8)), 4);
   by_pieces(rows, piece, threads, [&](size_t first, size_t count) {
     choice.kernels->outer(row_factors(), column_factors(), n, columns, {first, count}, g);
   });
