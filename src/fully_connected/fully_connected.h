@@ -126,6 +126,7 @@ struct Choice {
 struct Multiply {
   Choice choice;
   size_t threads;          // limit of the filter
+  Precision precision = Precision::highest;
   size_t n;
   size_t rows;             // R
   Array m;                 // (R, C)
@@ -136,7 +137,6 @@ struct Multiply {
   const Array* bias = nullptr;                    // one row
   const activation::Fused* activation = nullptr;  // NULL: none
   bool activation_needs_rows = false;
-  Precision precision = Precision::highest;
 
   void place(Room* room);  // twice: counting, and in the workspace
   void run() const;
