@@ -103,6 +103,11 @@ OBN_API int obn_loss_apply_backward_classes(
     BNNSDataType class_type, size_t classes_stride, const void *weights, size_t weights_size,
     const BNNSNDArrayDescriptor *out_delta, size_t out_delta_stride);
 
+/* Whether an attention filter lets a query see only the keys up to its own row: 1, or 0 (the default).
+ * No mask is needed for it, and what cannot be seen is not computed. It goes together with key_mask and
+ * add_to_attention; the bias and zero rows stay visible. Returns 0, or -1 on failure. */
+OBN_API int obn_attention_set_causal(BNNSFilter filter, int on);
+
 OBN_C_END
 
 #endif

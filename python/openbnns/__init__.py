@@ -42,6 +42,13 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
+)
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -71,6 +78,13 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .matmul import (
+    BroadcastMatrixMultiplyLayer,
+    GramLayer,
+    TensorContractionLayer,
+    matmul,
+    matmul_workspace_size,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -99,11 +113,14 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "BroadcastMatrixMultiplyLayer",
     "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -127,12 +144,14 @@ __all__ = [
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
     "GradientReport",
+    "GramLayer",
     "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
     "Network",
     "Normalization",
     "NormalizationGradients",
@@ -142,10 +161,13 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TensorContractionLayer",
     "TernaryArithmeticLayer",
     "TernaryGradients",
     "TrainingError",
@@ -171,6 +193,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "matmul",
+    "matmul_workspace_size",
     "norm",
     "norm_backward",
     "quantize",

@@ -334,14 +334,17 @@ class ArraySpec:
         rank = len(self.shape)
         return axis if rank > 3 else rank - 1 - axis
 
-    def _operand(self, kinds: str | None = None) -> tuple[Any, ...]:
+    def _operand(self, kinds: str | None = None, *, indexed: bool = False) -> tuple[Any, ...]:
         """What the native side keeps: see parse_operand in bindings/array.cpp.
 
         kinds are the letters of acceptable buffers: f float, i signed, u unsigned, b bool.
+        indexed: the C interface counts indices as NumPy counts axes, so that three of them are no
+        image.
         """
         itemsize = self._array_dtype.itemsize
         shape = self.shape or (1,)
-        if self._first_is_fastest or (len(shape) > 3 and self.layout is None):
+        is_indexed_image = indexed and self.layout is None and len(shape) == 3
+        if self._first_is_fastest or is_indexed_image or (len(shape) > 3 and self.layout is None):
             sizes = shape
         else:
             sizes = shape[::-1]
@@ -354,7 +357,7 @@ class ArraySpec:
             kinds = self._array_dtype.kind
         return (
             self,
-            self._layout,
+            _FIRST_MAJOR + 0x30000 if is_indexed_image else self._layout,
             sizes,
             tuple(steps),
             DATA_TYPES[self.data_type],

@@ -517,9 +517,10 @@ void FullyConnected::run_backward(const Gradients& g, std::byte* work) const {
   if (g.dx.values.data && is_compressed()) {
     plan.sparse_dx.run();
   } else if (g.dx.values.data) {
+    if (g.dw.values.data && plan.dx.can_take_along(plan.dw)) plan.dx.outer = &plan.dw;
     plan.dx.run();
   }
-  if (g.dw.values.data) plan.dw.run();
+  if (g.dw.values.data && !plan.dx.outer) plan.dw.run();
 }
 
 int FullyConnected::set_precision(int precision) {

@@ -36,6 +36,7 @@ struct Matrix {
   size_t row;
   size_t columns;
   BNNSDataType type;
+  bool is_far;  // so large that it comes from memory, and is fetched ahead
 };
 
 // Rows of float32: value (n, k) lies at data[n·row + k].
@@ -70,7 +71,11 @@ struct Kernels {
                   bool accumulate);
   // g(r, c) = Σ_s u(s, r)·v(s, c) for the rows of the part.
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
-  size_t short_sum;  // up to this many rows, combine suits any number of samples
+  // combine and outer for the same u in one walk, so that reading and writing overlap: float32, and g goes past the
+  // caches. The same bits as one after the other.
+  void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
+                size_t out_row, const Gradient& g);
+  size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 
 extern const Targets<Kernels> targets;
@@ -120,13 +125,15 @@ class Room {
 struct Choice {
   const Kernels* kernels;
   size_t few_samples;  // up to this many the kernels above are used, beyond it the matrix engine
+  size_t near_bytes = size_t{16} << 20;  // of weights that the caches may hold between two calls
 };
+
+struct Outer;
 
 // y = x·Wᵀ or dx = dz·W: to (N, R or C) = from (N, C or R) times the matrix.
 struct Multiply {
   Choice choice;
   size_t threads;          // limit of the filter
-  Precision precision = Precision::highest;
   size_t n;
   size_t rows;             // R
   Array m;                 // (R, C)
@@ -137,8 +144,11 @@ struct Multiply {
   const Array* bias = nullptr;                    // one row
   const activation::Fused* activation = nullptr;  // NULL: none
   bool activation_needs_rows = false;
+  Precision precision = Precision::highest;
+  const Outer* outer = nullptr;  // to be computed in the same walk over the rows
 
   void place(Room* room);  // twice: counting, and in the workspace
+  bool can_take_along(const Outer& other) const;  // the gradient of this matrix, with u = from
   void run() const;
 
  private:
@@ -171,8 +181,13 @@ struct Outer {
 
   void place(Room* room);
   void run() const;
+  bool is_streamed() const;    // past the caches, row by row
+  Floats row_factors() const;  // u and v as run() has them
+  Floats column_factors() const;
+  Gradient gradient() const;
 
  private:
+  bool has_few_rows() const;
   bool uses_kernels() const;
   gemm::Product engine_product() const;
 

@@ -54,6 +54,7 @@ class ConvolutionFirst {
  public:
   static constexpr size_t kParameters = 2;  // gradients of its own: weights, bias
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = true;
 
   ConvolutionFirst(const Options& options, BNNSFilterType type)
       : layer_(options, type == BNNSTransposedConvolution) {}
@@ -82,6 +83,9 @@ class ConvolutionFirst {
   void run_part(const Forward& f, size_t sample, size_t, float* z) const {  // z: of this part
     layer_.run_alone(f.run, f.x, sample, z);
   }
+  static bool makes_runs(const Forward&) { return false; }
+  static void make_run(const Forward&, size_t, size_t, float*) {}
+  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
 
   struct Backward {
     convolution::Gradients g;
@@ -104,6 +108,7 @@ class ConvolutionFirst {
   void finish_parts(const Backward& b, std::byte* work) const { layer_.finish_parts(b.run, b.g, work); }
   static bool takes_runs(const Backward&) { return false; }
   static void take_run(const Backward&, size_t, size_t, float*) {}
+  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
 
  private:
   convolution::Convolution layer_;
@@ -113,6 +118,7 @@ class FullyConnectedFirst {
  public:
   static constexpr size_t kParameters = 2;
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = false;
 
   FullyConnectedFirst(const Options& options, BNNSFilterType) : layer_(options) {}
 
@@ -136,6 +142,9 @@ class FullyConnectedFirst {
   static bool runs_in_parts(const Forward&) { return false; }
   static size_t part_channels() { return 1; }
   static void run_part(const Forward&, size_t, size_t, float*) {}
+  static bool makes_runs(const Forward&) { return false; }
+  static void make_run(const Forward&, size_t, size_t, float*) {}
+  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -152,6 +161,7 @@ class FullyConnectedFirst {
   static void finish_parts(const Backward&, std::byte*) {}
   static bool takes_runs(const Backward&) { return false; }
   static void take_run(const Backward&, size_t, size_t, float*) {}
+  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
 
  private:
   fully_connected::FullyConnected layer_;
@@ -161,6 +171,7 @@ class ArithmeticFirst {
  public:
   static constexpr size_t kParameters = 0;
   static constexpr bool kTakesMany = true;
+  static constexpr bool kIsConvolution = false;
 
   ArithmeticFirst(const Options& options, BNNSFilterType) : threads_(options.threads) {}
 
@@ -182,6 +193,10 @@ class ArithmeticFirst {
   bool runs_in_parts(const Forward&) const { return has_channels_; }
   size_t part_channels() const { return part_.output().extent[2]; }
   void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
+  // Single channels of a sample, in any order and without scratch(); and where the first two operands of one lie.
+  bool makes_runs(const Forward& f) const;
+  void make_run(const Forward& f, size_t sample, size_t channel, float* z) const;
+  void find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const;
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -199,10 +214,11 @@ class ArithmeticFirst {
   // Single channels of a sample. u: of this one.
   bool takes_runs(const Backward&) const { return has_channels_; }
   void take_run(const Backward& b, size_t sample, size_t channel, float* u) const;
+  // Both inputs of a sum receive u itself: where.
+  bool find_copies(const Backward& b, normalization::Tensor (&copies)[2]) const;
 
  private:
   int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
-  bool streams_sum(const Backward& b) const;
 
   arithmetic::Plan plan_;
   arithmetic::Plan channel_;   // the same for images of one channel
