@@ -619,6 +619,42 @@ TEST(arithmetic_gradients_without_inputs) {
   }
 }
 
+TEST(arithmetic_sums_and_streams_match_ref_on_every_target) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (Isa isa : kIsas) {
+    if (!has_isa(isa)) continue;
+    const Kernels& kernels = targets.at(isa);
+    for (size_t rows : {1, 2, 15, 16, 17, 35}) {
+      for (size_t n = 1; n <= 70; n += n < 36 ? 1 : 7) {
+        std::vector<float> x(rows * n), y(rows * n + 40, 5.0f);
+        for (float& v : x) v = normal(random);
+        std::vector<double> by_row(rows, 1.0), by_column(n, 2.0), want_row = by_row, want_column = by_column;
+        for (size_t i = 0; i < x.size(); ++i) {
+          want_row[i / n] += static_cast<double>(x[i]);
+          want_column[i % n] += static_cast<double>(x[i]);
+        }
+        kernels.sum_rows(x.data(), rows, n, by_row.data());
+        kernels.sum_columns(x.data(), rows, n, by_column.data());
+        for (size_t i = 0; i < rows; ++i)
+          CHECK(std::fabs(by_row[i] - want_row[i]) < 1e-5, "%s: row %zu of %zu x %zu", name_of(isa), i, rows, n);
+        for (size_t i = 0; i < n; ++i)
+          CHECK(std::fabs(by_column[i] - want_column[i]) < 1e-5, "%s: column %zu of %zu x %zu", name_of(isa), i, rows,
+                n);
+        const size_t at = random() % 32;
+        kernels.stream(x.data(), y.data() + at, x.size());
+        kernels.end_streams();
+        CHECK(std::equal(x.begin(), x.end(), y.begin() + static_cast<ptrdiff_t>(at)), "%s: %zu values at %zu",
+              name_of(isa), x.size(), at);
+        const auto is_old = [](float v) { return v == 5.0f; };
+        CHECK(std::all_of(y.begin(), y.begin() + static_cast<ptrdiff_t>(at), is_old) &&
+                  std::all_of(y.begin() + static_cast<ptrdiff_t>(at + x.size()), y.end(), is_old),
+              "%s: written beside", name_of(isa));
+      }
+    }
+  }
+}
+
 // ---- same bits for any number of threads; large outputs ----
 
 TEST(arithmetic_threads_do_not_change_bits) {
@@ -629,7 +665,8 @@ TEST(arithmetic_threads_do_not_change_bits) {
   constexpr Shape kShapes[] = {{{70, 50, 64}, {1, 1, 64}, BNNSParameter}, {{70, 50, 64}, {70, 1, 1}, BNNSParameter},
                                {{70, 50, 64}, {1, 1, 1}, BNNSParameter},  {{70, 50, 64}, {70, 50, 64}, BNNSParameter},
                                {{3, 7000, 5}, {3, 1, 1}, BNNSParameter},  {{3, 7000, 5}, {1, 7000, 1}, BNNSSample},
-                               {{200000, 1, 1}, {1, 1, 1}, BNNSSample},   {{10, 1, 30000}, {10, 1, 1}, BNNSParameter}};
+                               {{200000, 1, 1}, {1, 1, 1}, BNNSSample},   {{10, 1, 30000}, {10, 1, 1}, BNNSParameter},
+                               {{45, 100, 330}, {1, 100, 330}, BNNSSample}};  // streamed
   const size_t threads_before = obn_get_num_threads();
   for (const Shape& shape : kShapes) {
     for (BNNSActivationFunction act : {BNNSActivationFunctionIdentity, BNNSActivationFunctionSoftmax}) {

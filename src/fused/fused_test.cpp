@@ -1004,6 +1004,7 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
       s.w = 21;
       if (first == First::fully_connected) s.c = 2000;
       if (first == First::fully_connected) s.o = 300;
+      if (first == First::arithmetic) s.h = s.w = 150;  // made channel by channel, gradients past the caches
       s.threads = 1;
       Pair one(s, 3);
       if (!one.make_fused()) continue;
@@ -1369,8 +1370,9 @@ TEST(fused_activations_that_cannot_be_differentiated_are_refused) {
   CHECK(between.apply_backward() == -1 && std::strstr(obn_last_error(), "identity"), "%s", obn_last_error());
 }
 
-TEST(fused_sums_work_in_place) {
-  Setup s;
+namespace {
+
+void check_in_place(Setup s) {
   s.first = First::arithmetic;
   s.activation = BNNSActivationFunctionIdentity;
   Pair apart(s, 4), in_place(s, 4);
@@ -1380,8 +1382,17 @@ TEST(fused_sums_work_in_place) {
   CHECK(BNNSFusedFilterApplyMultiInputBatch(in_place.fused, s.n, 2, in, nullptr, in_place.x[0].data(), 0, true) == 0,
         "%s", obn_last_error());
   CHECK(in_place.x[0].bytes == apart.y.bytes, "the output in the place of the first input");
-  // One gradient in the place of the output's, the other one shared: both inputs receive the sum.
-  BNNSNDArrayDescriptor dy = in_place.dy.with_data(), dx = dy, *dx_p[] = {&dx, &dx};
+  // One gradient in the place of the output's.
+  Array kept = in_place.dy;
+  BNNSNDArrayDescriptor dy = in_place.dy.with_data(), dx = dy, other = in_place.dx[1].with_data();
+  BNNSNDArrayDescriptor* one_p[] = {&dx, &other};
+  CHECK(BNNSFusedFilterApplyBackwardMultiInputBatch(in_place.fused, s.n, 2, nullptr, nullptr, one_p, nullptr, nullptr,
+                                                    0, &dy, 0, nullptr) == 0,
+        "%s", obn_last_error());
+  CHECK(in_place.dy.bytes == apart.dx[0].bytes && in_place.dx[1].bytes == apart.dx[1].bytes, "a gradient in place");
+  // The other one shared: both inputs receive the sum.
+  std::copy(kept.bytes.begin(), kept.bytes.end(), in_place.dy.bytes.begin());
+  BNNSNDArrayDescriptor* dx_p[] = {&dx, &dx};
   CHECK(BNNSFusedFilterApplyBackwardMultiInputBatch(in_place.fused, s.n, 2, nullptr, nullptr, dx_p, nullptr, nullptr, 0,
                                                     &dy, 0, nullptr) == 0,
         "%s", obn_last_error());
@@ -1390,6 +1401,17 @@ TEST(fused_sums_work_in_place) {
     CHECK(in_place.dy.get(i) == static_cast<double>(static_cast<float>(expected)), "shared gradient at %zu: %g, not %g",
           i, in_place.dy.get(i), expected);
   }
+}
+
+}  // namespace
+
+TEST(fused_sums_work_in_place) {
+  check_in_place({});
+  Setup s;  // channel by channel, past the caches
+  s.n = 8;
+  s.c = s.o = 12;
+  s.h = s.w = 152;
+  check_in_place(s);
 }
 
 namespace {

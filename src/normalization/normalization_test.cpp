@@ -403,6 +403,17 @@ TEST(normalization_large_layers_agree_with_float64) {
   s.h = s.w = 128;
   s.shift = 3;
   check_setup(s, 6);
+  // Groups so small that the sums of one are gathered while the one before is written.
+  s.type = BNNSGroupNorm;
+  s.n = 9;
+  s.c = 24;
+  s.h = 100;
+  s.w = 99;
+  s.groups = 8;
+  check_setup(s, 10);
+  s.type = BNNSInstanceNorm;
+  s.function = BNNSActivationFunctionIdentity;
+  check_setup(s, 11);
   s.type = BNNSLayerNorm;
   s.n = 300;
   s.c = 1;
@@ -715,7 +726,7 @@ TEST(normalization_activations_follow_and_are_differentiated) {
 
 TEST(normalization_any_number_of_threads_gives_the_same_bits) {
   for (BNNSFilterType type : kTypes) {
-    for (int variant = 0; variant < 4; ++variant) {
+    for (int variant = 0; variant < 5; ++variant) {
       Setup s;
       s.type = type;
       s.n = variant == 1 ? 1 : 9;
@@ -733,6 +744,12 @@ TEST(normalization_any_number_of_threads_gives_the_same_bits) {
         s.c = 600;
         s.h = s.w = 1;
         s.axis = 0;
+      }
+      if (variant == 4) {  // results are streamed
+        s.c = 24;
+        s.h = 100;
+        s.w = 99;
+        s.groups = 8;
       }
       std::vector<Array> first;
       const size_t threads = obn_get_num_threads();
