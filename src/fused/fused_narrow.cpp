@@ -24,12 +24,15 @@ constexpr double kFarFromZero = 4.0;     // standard deviations: means that are 
 
 // γ or β as float64; `absent` where there is none.
 void read_parameter(const normalization::Parameter& parameter, size_t count, double absent, float* row, double* to) {
-  if (!parameter.values && !parameter.is_read_each_call) return static_cast<void>(std::fill_n(to, count, absent));
-  if (parameter.is_read_each_call) {
+  if (parameter.values) {
+    std::copy_n(parameter.values, count, to);
+  } else if (parameter.is_read_each_call) {
     activation::Cursor from(parameter.walk, 0);
     activation::read_row(activation::targets.best(), from, count, row);
+    std::copy_n(row, count, to);
+  } else {
+    std::fill_n(to, count, absent);
   }
-  std::copy_n(parameter.is_read_each_call ? row : parameter.values, count, to);
 }
 
 // dγ or dβ, set or added.
@@ -180,6 +183,7 @@ int NarrowNorm::reserve(size_t batch) {
 }
 
 size_t NarrowNorm::work_bytes(size_t batch) const {
+  if (first_->work_bytes(batch) == SIZE_MAX) return SIZE_MAX;  // with its sentence
   Room forward, inference, backward;
   ForwardWork(*this, batch, true, &forward);
   ForwardWork(*this, batch, false, &inference);
