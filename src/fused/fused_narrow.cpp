@@ -17,7 +17,6 @@ namespace {
 
 namespace narrow = convolution::narrow;
 
-constexpr size_t kMostTaps = 32;
 constexpr size_t kTapsPerOutput = 16;    // T²/O at most: covariances cost T² per pixel, what they save grows with O
 constexpr size_t kLeastPixels = 64;      // of a plane
 constexpr double kFarFromZero = 4.0;     // standard deviations: means that are farther are taken off the taps
@@ -131,7 +130,7 @@ bool NarrowNorm::prepare(convolution::Convolution* first, normalization::Normali
       plan.length < kLeastPixels || !narrow::fits_norm(s))
     return false;
   taps_ = s.in_channels * static_cast<size_t>(s.x.kernel * s.y.kernel);
-  return taps_ <= kMostTaps && taps_ * taps_ <= kTapsPerOutput * outputs_;
+  return taps_ * taps_ <= kTapsPerOutput * outputs_;
 }
 
 convolution::Problem NarrowNorm::problem(size_t batch) const {
@@ -267,7 +266,7 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
     from = convolution::dense_planes(first_->input(), kept.x);
   }
   if (training || !plan.moving_mean || !plan.moving_variance) {
-    float first[kMostTaps];
+    float first[narrow::kMostNormTaps];
     for (size_t c = 0; c < channels_; ++c) first[c] = from.data[c * from.plane];
     narrow::tap_moments(kernels, s, {from, first}, threads, work.sums, work.kernels);
     find_moments(work.sums, first, pixels(batch), kept, work.covariances);
