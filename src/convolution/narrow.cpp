@@ -42,6 +42,7 @@ constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in
 constexpr size_t kLeastSegments = 8;
 constexpr size_t kMomentPixels = size_t{1} << 12;     // whose moments one part has, about
 constexpr size_t kMostMomentSegments = 16;
+constexpr size_t kMostWideFloats = size_t{1} << 16;   // of the stage of moments, which takes 16 bytes of each
 
 // The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
 bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
@@ -222,13 +223,13 @@ size_t moment_segments(const Problem& s) {
 }  // namespace
 
 bool fits_norm(const Problem& s) {
-  if (!fits(s)) return false;
+  if (!fits(s) || taps_in(s) > kMostNormTaps) return false;
   Plan forward, plan, stage;
   plan_forward(s, &forward);
   plan_input_gradient(s, &plan);
-  // Moments have a stage of float64 too, whose rows are whole vectors.
+  // Moments have a stage of float64 too, whose rows are whole vectors, and sums of all of them.
   const size_t q = as_size(s.x.out);
-  return forward.stage_floats / q * round_up(q) <= kMostStageFloats &&
+  return forward.stage_floats / q * round_up(q) <= kMostWideFloats &&
          plan_stage(s, rows_under(s, plan), &stage) && stage.stage_floats + plan.stage_floats <= kMostStageFloats;
 }
 

@@ -50,6 +50,8 @@ struct Plan {
 // These passes work on the taps less the centre of their channel, which may be any number: tap(t) = stage(at(t)) -
 // centre(c), also where the stage holds padding. dz = y > 0 ? dy : 0, or dy where there is no y.
 
+inline constexpr size_t kMostNormTaps = 32;
+
 struct Taps {
   Planes x;
   const float* centre;  // (C)

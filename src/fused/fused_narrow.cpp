@@ -17,19 +17,21 @@ namespace {
 
 namespace narrow = convolution::narrow;
 
-constexpr size_t kMostTaps = 32;
 constexpr size_t kTapsPerOutput = 16;    // T²/O at most: covariances cost T² per pixel, what they save grows with O
 constexpr size_t kLeastPixels = 64;      // of a plane
 constexpr double kFarFromZero = 4.0;     // standard deviations: means that are farther are taken off the taps
 
 // γ or β as float64; `absent` where there is none.
 void read_parameter(const normalization::Parameter& parameter, size_t count, double absent, float* row, double* to) {
-  if (!parameter.values && !parameter.is_read_each_call) return static_cast<void>(std::fill_n(to, count, absent));
-  if (parameter.is_read_each_call) {
+  if (parameter.values) {
+    std::copy_n(parameter.values, count, to);
+  } else if (parameter.is_read_each_call) {
     activation::Cursor from(parameter.walk, 0);
     activation::read_row(activation::targets.best(), from, count, row);
+    std::copy_n(row, count, to);
+  } else {
+    std::fill_n(to, count, absent);
   }
-  std::copy_n(parameter.is_read_each_call ? row : parameter.values, count, to);
 }
 
 // dγ or dβ, set or added.
@@ -128,7 +130,7 @@ bool NarrowNorm::prepare(convolution::Convolution* first, normalization::Normali
       plan.length < kLeastPixels || !narrow::fits_norm(s))
     return false;
   taps_ = s.in_channels * static_cast<size_t>(s.x.kernel * s.y.kernel);
-  return taps_ <= kMostTaps && taps_ * taps_ <= kTapsPerOutput * outputs_;
+  return taps_ * taps_ <= kTapsPerOutput * outputs_;
 }
 
 convolution::Problem NarrowNorm::problem(size_t batch) const {
@@ -180,6 +182,7 @@ int NarrowNorm::reserve(size_t batch) {
 }
 
 size_t NarrowNorm::work_bytes(size_t batch) const {
+  if (first_->work_bytes(batch) == SIZE_MAX) return SIZE_MAX;  // with its sentence
   Room forward, inference, backward;
   ForwardWork(*this, batch, true, &forward);
   ForwardWork(*this, batch, false, &inference);
@@ -263,7 +266,7 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
     from = convolution::dense_planes(first_->input(), kept.x);
   }
   if (training || !plan.moving_mean || !plan.moving_variance) {
-    float first[kMostTaps];
+    float first[narrow::kMostNormTaps];
     for (size_t c = 0; c < channels_; ++c) first[c] = from.data[c * from.plane];
     narrow::tap_moments(kernels, s, {from, first}, threads, work.sums, work.kernels);
     find_moments(work.sums, first, pixels(batch), kept, work.covariances);

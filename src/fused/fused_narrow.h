@@ -34,8 +34,8 @@ class NarrowNorm {
   int apply(size_t batch, const convolution::Images& x, float* y, size_t y_step, bool training);
   int apply_backward(const convolution::Gradients& first, const normalization::Gradients& second);
 
-  size_t work_bytes(size_t batch) const;  // SIZE_MAX: more than can be addressed
-  size_t kept_bytes(size_t batch) const;  // the same, with a sentence
+  size_t work_bytes(size_t batch) const;  // SIZE_MAX with a sentence: more than can be addressed
+  size_t kept_bytes(size_t batch) const;
 
  private:
   struct Kept;  // what a training call leaves for its gradients
