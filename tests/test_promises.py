@@ -15,6 +15,7 @@ import ports
 import pytest
 from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
+from cases import attention as attention_cases
 from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
@@ -42,7 +43,7 @@ TESTS = Path(__file__).parent
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 FAMILIES = (
     pooling_cases, activation_cases, convolution_cases, fully_connected_cases, normalization_cases,
-    arithmetic_cases, quantization_cases, loss_cases, fused_cases, matmul_cases,
+    arithmetic_cases, quantization_cases, loss_cases, fused_cases, attention_cases, matmul_cases,
 )  # fmt: skip
 SPLIT = [
     marked(case)
@@ -316,7 +317,8 @@ def test_many_python_threads_at_once(threads):
     together, images = weighted[0].layer(), weighted[0].input()
     others = [normalization_cases.BATCH, arithmetic_cases.KINDS[0], quantization_cases.CASES[0]]
     others += [normalization_cases.TYPICAL[0], arithmetic_cases.TYPICAL[1]]
-    others += [fused_cases.PAIRS[0], *fused_cases.TYPICAL[:2], *matmul_cases.SPLIT[:2]]
+    others += [fused_cases.PAIRS[0], *fused_cases.TYPICAL[:2], attention_cases.OPTIONS[11]]
+    others += matmul_cases.SPLIT[:2]
     expected_others = [p.results() for p in others]
     inference, features = others[0].layer(), others[0].input()
     normalized = inference.apply(features, training=False)
@@ -417,11 +419,12 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, arithmetic, convolution, fully_connected, fused, has_bfloat16, loss
-from cases import matmul, normalization, pooling, quantization
+from cases import activation, arithmetic, attention, convolution, fully_connected, fused
+from cases import has_bfloat16, loss, matmul
+from cases import normalization, pooling, quantization
 arrays = {"isa": np.array(openbnns.isa())}
 families = (pooling, activation, convolution, fully_connected, normalization, arithmetic, loss)
-for family in (*families, quantization, fused, matmul):
+for family in (*families, quantization, fused, attention, matmul):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
         if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
@@ -484,7 +487,7 @@ def assert_close_between(one, two, name):
     1/sqrt(epsilon) that multiplies what should have been 0."""
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
     family, rest = name.split(" ", 1)
-    absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
+    absolute = 4e-5 if family in ("attention", "convolution", "fully_connected") else 4e-6
     if family in ("normalization", "fused", "matmul"):
         absolute = 1e-4
     if name.endswith("sum") or rest.startswith("log_softmax"):

@@ -50,6 +50,18 @@ def test_convolution_forward_and_backward():
     assert grads.bias is None
 
 
+def test_attention_forward_and_backward():
+    one = openbnns.Projection(np.ones((1, 1, 1), np.float32))
+    twice = openbnns.Projection(np.full((1, 1), 2, np.float32))
+    layer = openbnns.MultiheadAttention(one, one, one, twice, lengths=(1, 2))
+    query, rows = np.zeros((1, 1, 1), np.float32), np.float32([[[1], [3]]])
+    y, cache = layer.apply(query, rows, rows, cache=True)
+    np.testing.assert_array_equal(y, [[[4]]])
+    grads = layer.apply_backward(query, rows, rows, np.ones_like(y), cache=cache)
+    np.testing.assert_array_equal(grads.value.input, [[[1], [1]]])
+    np.testing.assert_array_equal(grads.query.input, [[[2]]])
+
+
 def test_fully_connected_forward_and_backward():
     layer = openbnns.FullyConnectedLayer(np.float32([[3, 4]]), bias=np.float32([5]))
     x = np.float32([[1, 2], [10, 20]])

@@ -103,6 +103,24 @@ def normalization(case, x, dy, compiled):
     return [_contender(_norm(case), arrays[:-1], arrays[-1], turned)]
 
 
+def attention(case, p, dy, compiled):
+    names = ("q", "k", "v", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    given = [getattr(p, name) for name in names]
+    given[3:6] = [w.reshape(-1, w.shape[-1]) for w in given[3:6]]
+    given[7:10] = [b.reshape(-1) for b in given[7:10]]
+
+    def function(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        rows = [
+            (x @ w.T + b).reshape(case.batch, x.shape[1], case.heads, -1)
+            for x, w, b in ((q, wq, bq), (k, wk, bk), (v, wv, bv))
+        ]
+        a = jax.nn.dot_product_attention(*rows, is_causal=case.causal)
+        return a.reshape(case.batch, case.targets, -1) @ wo.T + bo
+
+    arrays = [jnp.asarray(array) for array in given]
+    return [_contender(function, arrays, jnp.asarray(dy), (np.asarray,) * 12)]
+
+
 def arithmetic(case, a, b, dy, compiled):
     """Forward only for sums: JAX hands dy on as their gradient."""
     function = {"add": jnp.add, "multiply": jnp.multiply}[case.function]

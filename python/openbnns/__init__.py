@@ -31,6 +31,7 @@ from ._errors import (
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
+from ._spec import PRECISIONS as _PRECISIONS
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
@@ -40,6 +41,13 @@ from .arithmetic import (
     TernaryArithmeticLayer,
     TernaryGradients,
     UnaryArithmeticLayer,
+)
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
 )
 from .clip import (
     ClipByGlobalNorm,
@@ -105,6 +113,8 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
@@ -141,6 +151,7 @@ __all__ = [
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
     "Network",
     "Normalization",
     "NormalizationGradients",
@@ -150,6 +161,8 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
@@ -273,9 +286,6 @@ def set_num_threads(n: int | None) -> None:
     _core.set_num_threads(n or 0)
 
 
-_PRECISIONS = ("highest", "high", "medium")
-
-
 def get_matmul_precision() -> str:
     """The setting of ``set_matmul_precision``.
 
@@ -292,8 +302,9 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
 
     Args:
         precision: ``"highest"``: float32 throughout, as at the start. ``"high"``: operands may be
-            split into bfloat16 pieces that keep at least 16 bits. ``"medium"``: operands may be
-            rounded to bfloat16; sums stay float32.
+            split into bfloat16 pieces that keep at least 16 bits (no machine is faster so today).
+            ``"medium"``: operands may be rounded to bfloat16; sums stay float32. That needs
+            AVX512_BF16 or AMX.
 
     Raises:
         ValueError: any other word.

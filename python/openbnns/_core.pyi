@@ -122,7 +122,12 @@ def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str, description: Description, threads: int, copy_parameters: bool, /
+    name: str,
+    description: Description,
+    precision: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,
@@ -161,6 +166,50 @@ def fused_backward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
 def fused_work_bytes(filter: Filter, batch: int, /) -> int: ...
 def fused_kept_bytes(filter: Filter, batch: int, /) -> int: ...
+def attention_create(
+    name: str,
+    query: Description,
+    key: Description,
+    value: Description,
+    output: Description,
+    key_bias_operand: Operand,
+    value_bias_operand: Operand,
+    mask: Operand,
+    key_bias: Array | None,
+    value_bias: Array | None,
+    add_zero: bool,
+    dropout: float,
+    seed: int,
+    causal: bool,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def attention_apply(
+    filter: Filter,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    attention_bias: tuple[Operand, Array] | None,
+    out: Array | None,
+    cache: Array | None,
+    /,
+) -> Any: ...
+def attention_backward(
+    filter: Filter,
+    query: Array | None,
+    key: Array | None,
+    value: Array | None,
+    grad_output: Array,
+    key_mask: Array | None,
+    attention_bias: tuple[Operand, Array] | None,
+    cache: Array | None,
+    targets: tuple[GradientTarget, ...],
+    accumulate: int,
+    /,
+) -> tuple[Any, ...]: ...
+def attention_cache_bytes(filter: Filter, batch: int, /) -> int: ...
 def normalization_kept_bytes(filter: Filter, batch: int, /) -> int: ...
 def matmul_create(
     name: str,

@@ -32,6 +32,9 @@ Pair: TypeAlias = "int | tuple[int, int]"
 Padding: TypeAlias = (
     "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] | Literal['same', 'valid']"
 )
+Precision: TypeAlias = "Literal['highest', 'high', 'medium']"
+
+PRECISIONS = ("highest", "high", "medium")  # their numbers are their places
 
 # BNNSDataType.
 DATA_TYPES = {
@@ -676,6 +679,17 @@ def count(where: str, argument: str, value: int | None) -> int:
             f"[{where}] {argument}: expected a whole number, not negative; got {value!r}"
         )
     return int(value)
+
+
+def precision_of(where: str, value: Precision | None) -> int:
+    """The number of a precision, None being -1 (the library's setting)."""
+    if value is None:
+        return -1
+    if value not in PRECISIONS:
+        raise LayerCreationError(
+            f"[{where}] precision: expected None or one of {', '.join(PRECISIONS)}; got {value!r}"
+        )
+    return PRECISIONS.index(value)
 
 
 def pair(where: str, argument: str, value: Pair, least: int) -> tuple[int, int]:

@@ -33,6 +33,10 @@ int Filter::set_winograd(int) {
   return fail("filter: only convolution filters choose between algorithms; got a %s filter", kind_);
 }
 
+int Filter::set_precision(int) {
+  return fail("filter: only filters made of matrix products have a precision; got a %s filter", kind_);
+}
+
 size_t Filter::work_bytes(size_t) const { return 0; }
 size_t Filter::kept_bytes(size_t) const { return 0; }
 
@@ -224,6 +228,11 @@ BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier tar
 int obn_filter_set_winograd(BNNSFilter filter, int on) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->set_winograd(on) : -1;
+}
+
+int obn_filter_set_matmul_precision(BNNSFilter filter, int precision) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->set_precision(precision) : -1;
 }
 
 size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size) {

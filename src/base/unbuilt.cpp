@@ -15,8 +15,6 @@ namespace {
 
 // Both lists are sorted.
 constexpr std::string_view unbuilt[] = {
-    "BNNSApplyMultiheadAttention",
-    "BNNSApplyMultiheadAttentionBackward",
     "BNNSBandPart",
     "BNNSCompareTensor",
     "BNNSComputeLSTMTrainingCacheCapacity",
@@ -32,7 +30,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSDirectApplyTopK",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerPadding",
     "BNNSFilterCreateLayerPermute",
     "BNNSFilterCreateLayerReduction",
@@ -93,6 +90,8 @@ constexpr std::string_view unbuilt[] = {
 };
 
 constexpr std::string_view built[] = {
+    "BNNSApplyMultiheadAttention",
+    "BNNSApplyMultiheadAttentionBackward",
     "BNNSArithmeticFilterApplyBackwardBatch",
     "BNNSArithmeticFilterApplyBatch",
     "BNNSClipByGlobalNorm",
@@ -123,6 +122,7 @@ constexpr std::string_view built[] = {
     "BNNSFilterCreateLayerFullyConnected",
     "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
+    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPooling",
     "BNNSFilterCreateLayerTensorContraction",
@@ -174,29 +174,6 @@ int obn_is_implemented(const char* function) {
   if (std::binary_search(std::begin(obn::built), std::end(obn::built), function)) return 1;
   if (std::binary_search(std::begin(obn::unbuilt), std::end(obn::unbuilt), function)) return 0;
   return -1;
-}
-
-// attention
-
-BNNSFilter BNNSFilterCreateLayerMultiheadAttention(const BNNSLayerParametersMultiheadAttention*,
-                                                   const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerMultiheadAttention");
-  return nullptr;
-}
-
-int BNNSApplyMultiheadAttention(BNNSFilter, size_t, const void*, size_t, const void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t, const void*, size_t, void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t*, void*, size_t*, void*) {
-  return not_implemented("BNNSApplyMultiheadAttention");
-}
-
-int BNNSApplyMultiheadAttentionBackward(BNNSFilter, size_t, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const void*, size_t, const BNNSNDArrayDescriptor*, size_t,
-                                        BNNSMHAProjectionParameters*, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                        const void*, size_t, BNNSMHAProjectionParameters*, size_t, void*, size_t*,
-                                        void*) {
-  return not_implemented("BNNSApplyMultiheadAttentionBackward");
 }
 
 // lstm
