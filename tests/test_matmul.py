@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import gaps_untouched, generator, is_sentinel
+from cases import dtype_of, gaps_untouched, generator, has_bfloat16, is_sentinel
 from cases import matmul as cases
 from cases.descriptors import image, matrix
 from cases.marks import marked
@@ -194,6 +194,16 @@ def test_matmul_reads_transposed_views_in_place():
         assert_same_bits(matmul(b.T, b), np.full((5, 5), 3, np.float32))
 
 
+@pytest.mark.skipif(not has_bfloat16(), reason="needs ml_dtypes")
+def test_matmul_of_bfloat16():
+    a = np.float32([[1, 2], [3, 4]]).astype(dtype_of("bfloat16"))
+    y = matmul(a, a)
+    assert y.dtype == a.dtype
+    np.testing.assert_array_equal(y.astype(np.float32), [[7, 10], [15, 22]])
+    wide = matmul(a, np.eye(2, dtype=np.float32))
+    np.testing.assert_array_equal(wide, np.float32([[1, 2], [3, 4]]))
+
+
 def test_matmul_writes_where_it_is_told():
     a, b = np.float32([[1, 2], [3, 4]]), np.float32([[5, 6], [7, 8]])
     room = np.zeros((2, 5), np.float32)
@@ -235,6 +245,8 @@ def test_matmul_refuses_what_does_not_multiply():
         matmul(a, a.T, out=np.empty((2, 2), np.int8))
     with pytest.raises(LayerApplyError, match=r"a: expected float32"):
         matmul(a.astype(np.int64), a.T)
+    with pytest.raises(DTypeError, match=r"\[matmul\] b: expected float16.*; got float64"):
+        matmul(a, a.T.astype(np.float64))
 
 
 # ---- layers ----

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any, TypeVar, overload
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from ._spec import (
     ArraySpec,
     GradientTarget,
     SpecLike,
+    _type_name,
     as_array,
     count,
     data_type_of,
@@ -501,20 +503,16 @@ def matmul(
 
     See also: ``BNNSMatMul``.
     """
-    where = "matmul"
-    a, transpose_a = _readable(as_array(where, "a", a), transpose_a)
-    b, transpose_b = _readable(as_array(where, "b", b), transpose_b)
-    a_spec, b_spec = ArraySpec.like(a), ArraySpec.like(b)
-    if out is None:
-        shape = _product_shape(
-            where, "", a_spec.shape, transpose_a, b_spec.shape, transpose_b, ArrayError
-        )
-        result = ArraySpec(shape, _result_type(a_spec, b_spec))
-    else:
-        result = ArraySpec.like(out)
+    a, b = as_array("matmul", "a", a), as_array("matmul", "b", b)
+    room = None if out is None else _lie(as_array("matmul", "out", out))
+    plan = _plan(_lie(a), bool(transpose_a), _lie(b), bool(transpose_b), room)
+    if plan.turns_a:
+        a = a.swapaxes(-1, -2)
+    if plan.turns_b:
+        b = b.swapaxes(-1, -2)
     return _core.matmul_direct(
-        where, a_spec._operand(indexed=True), b_spec._operand(indexed=True),
-        result._operand(indexed=True), transpose_a, transpose_b, alpha, a, b, out, workspace,
+        "matmul", *plan.operands, transpose_a != plan.turns_a, transpose_b != plan.turns_b, alpha,
+        a, b, out, workspace,
     )  # fmt: skip
 
 
@@ -583,15 +581,58 @@ def _operand_spec(where: str, argument: str, value: SpecLike, is_weights: bool) 
     return ArraySpec.like(array)
 
 
-def _readable(array: npt.NDArray[Any], transpose: bool) -> tuple[npt.NDArray[Any], bool]:
-    """The array, or the view with its last two axes in each other's place where only that can be
-    read without a copy."""
-    if array.ndim < 2 or expressible(array.shape, array.strides, array.itemsize):
-        return array, transpose
-    turned = array.swapaxes(-1, -2)
-    if expressible(turned.shape, turned.strides, turned.itemsize):
-        return turned, not transpose
-    return array, transpose
+class _Lie(NamedTuple):
+    """How an array lies in memory."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def spec(self, argument: str) -> ArraySpec:
+        kept = expressible(self.shape, self.strides, self.dtype.itemsize)
+        name = _type_name(self.dtype, "matmul", argument)
+        return ArraySpec(self.shape, name, self.strides if kept else None)
+
+    def turned(self) -> _Lie:
+        """With the last two axes in each other's place."""
+        (*shape, m, n), (*strides, row, column) = self.shape, self.strides
+        return _Lie((*shape, n, m), (*strides, column, row), self.dtype)
+
+    def is_better_turned(self) -> bool:
+        """Only so can it be read without a copy."""
+        itemsize = self.dtype.itemsize
+        if len(self.shape) < 2 or expressible(self.shape, self.strides, itemsize):
+            return False
+        turned = self.turned()
+        return expressible(turned.shape, turned.strides, itemsize)
+
+
+def _lie(array: npt.NDArray[Any]) -> _Lie:
+    return _Lie(array.shape, array.strides, array.dtype)
+
+
+class _Plan(NamedTuple):
+    """A direct product: operands for the native side, and which of them are turned for it."""
+
+    operands: tuple[Any, Any, Any]
+    turns_a: bool
+    turns_b: bool
+
+
+@lru_cache(maxsize=256)  # making specs takes ten times as long as a small product
+def _plan(a: _Lie, transpose_a: bool, b: _Lie, transpose_b: bool, out: _Lie | None) -> _Plan:
+    turns_a, turns_b = a.is_better_turned(), b.is_better_turned()
+    a_spec = (a.turned() if turns_a else a).spec("a")
+    b_spec = (b.turned() if turns_b else b).spec("b")
+    if out is None:
+        shape = _product_shape(
+            "matmul", "", a.shape, transpose_a, b.shape, transpose_b, ArrayError
+        )
+        result = ArraySpec(shape, _result_type(a_spec, b_spec))
+    else:
+        result = out.spec("out")
+    operands = tuple(spec._operand(indexed=True) for spec in (a_spec, b_spec, result))
+    return _Plan(operands, turns_a, turns_b)  # type: ignore[arg-type]
 
 
 def _result_type(a: ArraySpec, b: ArraySpec) -> str:

@@ -16,7 +16,7 @@ constexpr size_t kBlock = 512;                       // values of a row that are
 constexpr size_t kPieceValues = size_t{1} << 14;     // of a piece that only moves them
 constexpr size_t kAlone = size_t{1} << 18;           // multiplications below which threads are not worth waking
 constexpr size_t kTicketWork = size_t{1} << 19;      // multiplications of a ticket, at least
-constexpr size_t kTicketsPerThread = 4;              // at most: neighbours that two threads write disturb each other
+constexpr size_t kTicketsPerThread = 2;              // at most: neighbours that two threads write disturb each other
 constexpr size_t kManyUses = 4;                      // of an operand, which pay for converting or turning it first
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
