@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
+from cases import attention as attention_cases
 from cases import convolution as convolution_cases
 from cases import fully_connected as fully_connected_cases
 from cases import fused as fused_cases
@@ -11,7 +12,7 @@ from cases import generator
 from cases import loss as loss_cases
 from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
-from oracles import activation, loss, normalization, pooling
+from oracles import activation, attention, loss, normalization, pooling
 from oracles.differences import away_from
 
 STEP = 1e-6
@@ -244,3 +245,22 @@ def test_loss_gradient_is_the_limit_of_differences(function):
     behind = loss.forward(function, project(x - STEP * direction), labels, weights, 0.1, 0.7).y
     change = (ahead - behind).sum() / (2 * STEP)
     np.testing.assert_allclose((result.slopes * direction).sum(), change, rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", [attention_cases.ODD[3], attention_cases.OPTIONS[11]], ids=str)
+def test_attention_gradients_are_limits_of_differences(case):
+    p, masks, dy = case.parameters(), case.masks(), case.output_gradient()
+    fields = dict(zip(attention_cases.NAMES, ("q", "wq", "bq", "k", "wk", "bk", "v", "wv", "bv",
+                                              "wo", "bo", "key_bias", "value_bias"), strict=True))
+
+    def total(**moved):
+        at = type(p)(**{**vars(p), **moved})
+        mask, added = masks.get("key_mask"), masks.get("attention_bias")
+        return (attention.forward(case, at, mask, added).y * dy).sum()
+
+    for name, gradient in case.expected_gradients(dy, p).items():
+        x = getattr(p, fields[name]).astype(np.float64)
+        direction = generator(case, 5).standard_normal(x.shape)
+        ahead, behind = (total(**{fields[name]: x + step * direction}) for step in (STEP, -STEP))
+        expected = (gradient * direction).sum()
+        assert abs((ahead - behind) / (2 * STEP) - expected) <= 1e-6 * (1 + abs(expected))

@@ -389,23 +389,30 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   float* p = spare + pitch;  // (rows, pitch)
   float* dp = p + blocks.rows * pitch;
   float* q = dp + blocks.rows * pitch;
-  float* da = q + blocks.rows * kw;
-  float* keys = da + blocks.rows * vw;  // as they are, and turned
-  float* turned_keys = keys + blocks.columns * kw;
+  float* da_copy = q + blocks.rows * kw;
+  float* key_copy = da_copy + blocks.rows * vw;
+  float* turned_keys = key_copy + blocks.columns * kw;
   float* turned_values = turned_keys + tiles * kw;
   float* dk = turned_values + tiles * vw;
   float* dv = dk + blocks.columns * kw;
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
-    copy_source(keys_of(h), j, c.n, keys);
+    size_t key_row, da_row;
+    const float* keys = rows_at(keys_of(h), j, c.n, key_copy, &key_row);
     turn_source(keys_of(h), j, c.n, 1.0f, turned_keys);
     turn_source(values_of(h), j, c.n, 1.0f, turned_values);
+    // A single block of rows gives its gradients where they belong: nothing of these keys and values, in whose place
+    // they may come, is read any more.
+    const bool is_direct = h.t <= blocks.rows && c.own == c.n;
+    float* to_dk = is_direct ? g.dk + j * g.dk_row : dk;
+    float* to_dv = is_direct ? g.dv + j * g.dv_row : dv;
+    const size_t dk_row = is_direct ? g.dk_row : kw, dv_row = is_direct ? g.dv_row : vw;
     bool is_begun = false;
     for (size_t first = 0; first < h.t; first += blocks.rows) {
       const size_t rows = least(blocks.rows, h.t - first);
       if (reach_of(h, c, first, rows) == 0) continue;
       copy_rows(h.q + first * h.q_row, h.q_row, rows, kw, h.scale, q);
-      copy_rows(g.da + first * g.da_row, g.da_row, rows, vw, 1.0f, da);
+      const float* da = rows_at({g.da, g.da_row, h.t, nullptr, vw}, first, rows, da_copy, &da_row);
       const size_t panels = row_panels(rows), height = rows / panels, longer = rows % panels;
       for (size_t panel = 0, i = 0; panel < panels; ++panel) {
         const size_t n = height + (panel < longer ? 1 : 0);
@@ -415,8 +422,8 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
         if (reach > 0) {
           multiply({q + i * kw, kw, 1}, panels_of(turned_keys, kw), n, whole_vectors(reach), kw, pi, pitch, false,
                    1.0f);
-          multiply({da + i * vw, vw, 1}, panels_of(turned_values, vw), n, whole_vectors(reach), vw, dpi, pitch, false,
-                   1.0f);
+          multiply({da + i * da_row, da_row, 1}, panels_of(turned_values, vw), n, whole_vectors(reach), vw, dpi, pitch,
+                   false, 1.0f);
         }
         for (size_t l = 0; l < n; ++l) {
           if (reach > 0) slope(h, g, c, first + i + l, reach, pi + l * pitch, dpi + l * pitch);
@@ -424,14 +431,15 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
           clear(dpi + l * pitch, reach, c.n);
         }
         if (reach > 0)
-          multiply({dpi, pitch, 1}, rows_of(keys, kw), n, kw, reach, g.dq + (first + i) * g.dq_row, g.dq_row, j > 0,
-                   h.scale);
+          multiply({dpi, pitch, 1}, rows_of(keys, key_row), n, kw, reach, g.dq + (first + i) * g.dq_row, g.dq_row,
+                   j > 0, h.scale);
         i += n;
       }
-      multiply({p, 1, pitch}, rows_of(da, vw), c.n, vw, rows, dv, vw, is_begun, 1.0f);
-      multiply({dp, 1, pitch}, rows_of(q, kw), c.n, kw, rows, dk, kw, is_begun, 1.0f);
+      multiply({p, 1, pitch}, rows_of(da, da_row), c.n, vw, rows, to_dv, dv_row, is_begun, 1.0f);
+      multiply({dp, 1, pitch}, rows_of(q, kw), c.n, kw, rows, to_dk, dk_row, is_begun, 1.0f);
       is_begun = true;
     }
+    if (is_begun && is_direct) continue;
     if (!is_begun) {
       clear(dk, 0, c.n * kw);
       clear(dv, 0, c.n * vw);
