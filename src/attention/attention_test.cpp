@@ -388,7 +388,8 @@ void check_gradients(Layer& layer, Numbers& x, const Extras& e, Random* random) 
       for (size_t i = 0; i < y.size(); ++i) want += sign * y[i] * static_cast<double>(layer.dy[i]) / (2 * kStep);
     }
     values = before;
-    CHECK(std::fabs(got - want) <= 2e-5 * (size + 1.0), "tensor %zu: %.9g want %.9g", tensor, got, want);
+    const double most = tensor == 8 ? 4.0 : 1.0;  // a bias of all keys changes no softmax: what is left is rounding
+    CHECK(std::fabs(got - want) <= 2e-5 * (size + most), "tensor %zu: %.9g want %.9g", tensor, got, want);
   }
 }
 
