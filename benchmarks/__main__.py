@@ -15,7 +15,7 @@ from benchmarks import peers
 from benchmarks.harness import ROOT, Row, Run, ceilings, cpu_name, header, line, say
 
 FAMILIES = (
-    "gemm", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
+    "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
     "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "calls",
 )  # fmt: skip
 

@@ -59,7 +59,7 @@ inline constexpr int kMaxOperands = 15;
 inline constexpr int kMaxHeld = 12;
 
 // weighted: convolution and fully connected
-enum class Family { activation, arithmetic, attention, fused, loss, normalization, pooling, weighted };
+enum class Family { activation, arithmetic, attention, fused, loss, matmul, normalization, pooling, weighted };
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -239,6 +239,7 @@ extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
 extern PyMethodDef fused_methods[];
 extern PyMethodDef loss_methods[];
+extern PyMethodDef matmul_methods[];
 extern PyMethodDef normalization_methods[];
 extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];

@@ -123,6 +123,15 @@ def test_arithmetic_forward_and_backward():
     np.testing.assert_array_equal(grads.b, [[3]])
 
 
+def test_matmul_forward_and_backward():
+    layer = openbnns.BroadcastMatrixMultiplyLayer(input_a=(1, 2), input_b=(2, 1))
+    a, b = np.float32([[[1, 2]]]), np.float32([[[3], [4]]])
+    np.testing.assert_array_equal(layer(a, b), [[[11]]])
+    grads = layer.apply_backward(a, b, None, np.float32([[[2]]]))
+    np.testing.assert_array_equal(grads.a, [[[6, 8]]])
+    np.testing.assert_array_equal(grads.b, [[[2], [4]]])
+
+
 def test_quantization_there_and_back():
     stored = openbnns.quantize(np.float32([0, 2, 4]), scale=0.5, bias=1)
     np.testing.assert_array_equal(stored, [1, 2, 3])

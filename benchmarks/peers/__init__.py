@@ -6,6 +6,7 @@
     convolution(case, x, w, dy, compiled) -> trainers
     fully_connected(case, x, w, dy, compiled) -> trainers
     gemm(case, x, w, compiled) -> trainers with a forward pass alone
+    matmul(case, a, b, dy, compiled) -> contenders: y, gradients of a and b
     arithmetic(case, a, b, dy, compiled) -> contenders: y, gradients of a and b
     normalization(case, x, dy, compiled) -> contenders: y, dx, gradients of gamma and beta
     fused(case, inputs, w, dy, compiled) -> contenders: y, gradients of the inputs, of w (None for

@@ -81,6 +81,17 @@ def gemm(case, x, w, compiled):
     return [Trainer("jax", forward, None, None, lambda: (np.asarray(forward()),))]
 
 
+def matmul(case, a, b, dy, compiled):
+    def turned(array, on):
+        return array.swapaxes(-1, -2) if on else array
+
+    def function(a, b):
+        return turned(a, case.transpose[0]) @ turned(b, case.transpose[1])
+
+    a, b, dy = map(jnp.asarray, (a, b, dy))
+    return [_contender(function, (a, b), dy, (np.asarray,) * 3)]
+
+
 def normalization(case, x, dy, compiled):
     """Images NHWC; running statistics are not updated."""
     given = (x, case.gamma_values(), case.beta_values())

@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from oracles.characters import Writer
 
 from benchmarks.harness import ROUGH, Contender, Learner, Trainer
 from benchmarks.peers import padding_pair
@@ -124,6 +125,40 @@ def gemm(case, x, w, compiled):
         return torch.mm(tx, tw.t(), out=y)
 
     return [Trainer("torch out=", forward, None, None, lambda: (forward().numpy(),))]
+
+
+def matmul(case, a, b, dy, compiled):
+    """Batched products into given arrays, and autograd."""
+    ta, tb, tdy = map(torch.from_numpy, (a, b, dy))
+    y, da, db = torch.empty_like(tdy), torch.empty_like(ta), torch.empty_like(tb)
+
+    def whole(a, b):
+        return a.mT if case.transpose[0] else a, b.mT if case.transpose[1] else b
+
+    left, right = whole(ta, tb)
+
+    def forward():
+        return torch.bmm(left, right, out=y)
+
+    def backward():
+        if case.transpose[0]:
+            torch.bmm(right, tdy.mT, out=da)
+        else:
+            torch.bmm(tdy, right.mT, out=da)
+        if case.transpose[1]:
+            torch.bmm(tdy.mT, left, out=db)
+        else:
+            torch.bmm(left.mT, tdy, out=db)
+
+    def result():
+        forward()
+        backward()
+        return _plain(y, da, db)
+
+    raw = Contender("torch out=", forward, backward, result)
+    return [
+        *_autograd("eager", lambda a, b: torch.bmm(*whole(a, b)), (ta, tb), tdy, compiled), raw
+    ]
 
 
 def normalization(case, x, dy, compiled):
@@ -538,6 +573,21 @@ def _learner(case, layout, compiled):
         return loss.item()
 
     return Learner(name, restart, step, ROUGH if layout == "nhwc" else 1e-4)
+
+
+def characters(parameters, heads, blocks, rate, batches):
+    """The transformer of examples/characters.py, by autograd."""
+    batches = [tuple(map(torch.from_numpy, batch)) for batch in batches]
+    writer = Writer(parameters, heads, blocks, rate)
+
+    def restart():
+        with torch.no_grad():
+            for name, array in parameters.items():
+                writer.p[name].copy_(torch.from_numpy(array))
+        writer.adam.state.clear()
+        writer.taken = 0
+
+    return [Learner("torch", restart, lambda number: writer.step(*batches[number]), 1e-3)]
 
 
 def _modules(case):

@@ -49,12 +49,16 @@ OBN_API int obn_is_implemented(const char *function);
 /* What products of float32 matrices may cost in exactness to be faster: 0 highest (float32 throughout,
  * the default), 1 high (operands may be split in bfloat16 pieces, at least 16 bits are kept), 2 medium
  * (operands may be rounded to bfloat16; sums stay float32). It allows, it does not force: where there
- * is no faster way the result is that of highest. Returns 0, or -1 for any other number, which changes
+ * is no faster way (for high: nowhere so far) the result is that of highest. Returns 0, or -1 for any other number, which changes
  * nothing. */
 OBN_API int obn_set_matmul_precision(int precision);
 
 /* The setting in force: 0, 1 or 2. */
 OBN_API int obn_get_matmul_precision(void);
+
+/* The same for one filter: 0, 1, 2, or -1 to follow obn_set_matmul_precision (the default). For fully
+ * connected filters, and fused ones that begin with one. Returns 0, or -1 on failure. */
+OBN_API int obn_filter_set_matmul_precision(BNNSFilter filter, int precision);
 
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);

@@ -353,6 +353,39 @@ static int count_arithmetic(const char *name, size_t b_side, uint32_t activation
     return failures;
 }
 
+/* A batch of products of images, of two inputs or with weights */
+static int matmul_step(BNNSFilter filter, int has_weights) {
+    BNNSNDArrayDescriptor a = image(SIDE, CHANNELS, dx), b = a, out = image(SIDE, CHANNELS, x);
+    size_t square[] = {CHANNELS, CHANNELS};
+    BNNSNDArrayDescriptor w_delta = array(BNNSDataLayoutRowMajorMatrix, square, 2, dw);
+    if (has_weights) {
+        if (BNNSFilterApplyBatch(filter, BATCH, x, IN, z, IN)) return 1;
+        return BNNSFilterApplyBackwardBatch(filter, BATCH, x, IN, &a, IN, NULL, 0, &out, IN, &w_delta, NULL);
+    }
+    b.data = z;
+    if (BNNSFilterApplyTwoInputBatch(filter, BATCH, x, IN, x, IN, z, IN)) return 1;
+    return BNNSFilterApplyBackwardTwoInputBatch(filter, BATCH, x, IN, &a, IN, x, IN, &b, IN, NULL, 0, &out, IN, NULL,
+                                                NULL);
+}
+
+static int count_matmul(const char *name, const char *operation, int has_weights) {
+    size_t square[] = {CHANNELS, CHANNELS};
+    BNNSLayerParametersTensorContraction parameters = {0};
+    parameters.operation = operation;
+    parameters.alpha = 1;
+    parameters.iA_desc = parameters.iB_desc = parameters.o_desc = image(SIDE, CHANNELS, NULL);
+    if (has_weights) parameters.iB_desc = array(BNNSDataLayoutRowMajorMatrix, square, 2, w);
+    BNNSFilter filter = BNNSFilterCreateLayerTensorContraction(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = matmul_step(filter, has_weights) + matmul_step(filter, has_weights);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += matmul_step(filter, has_weights);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("contraction %s: %d\n", name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 static int count_quantization(void) {
     static int8_t stored[BATCH * IN];
     size_t channels = CHANNELS;
@@ -613,6 +646,8 @@ int main(void) {
         failures += count_normalization(&normalizations[k]);
     failures += count_arithmetic("of equal shapes", SIDE, 0);
     failures += count_arithmetic("with a parameter", 1, 1);
+    failures += count_matmul("of two inputs", "a_xyc, b_yzc -> c_xzc", 0);
+    failures += count_matmul("with weights", "a_xyc, w_dc -> c_xyd", 1);
     failures += count_quantization();
     for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
         failures += count_fused_convolution(&convolutions[k]);
