@@ -528,7 +528,8 @@ void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_r
         return add_share<kMax>(add_share<kMax>(sum, here, r * down + 2), after, r * down);
       };
       row.put_pairs(to.first, j, to_even(load(above.even + slot), 0), to_odd(load(above.odd + slot), 0));
-      row.put_pairs(to.second, j, share<kMax>(here, down + 1), add_share<kMax>(share<kMax>(here, down + 2), after, down));
+      row.put_pairs(to.second, j, share<kMax>(here, down + 1),
+                    add_share<kMax>(share<kMax>(here, down + 2), after, down));
       store(below.even + slot, share<kMax>(here, 2 * down + 1));
       store(below.odd + slot, add_share<kMax>(share<kMax>(here, 2 * down + 2), after, 2 * down));
     });

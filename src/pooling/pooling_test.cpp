@@ -320,8 +320,8 @@ TEST(pooling_every_width_agrees_with_reference) {
     }
 }
 
-// 2x2 and 3x3 with padding 1, stride 2: rows of less and more than a vector, planes that are one stack (one sample, even
-// heights) or are not, results that nothing lies between, now and then with values that are no numbers.
+// 2x2 and 3x3 with padding 1, stride 2: rows of less and more than a vector, planes that are one stack (one sample,
+// even heights) or are not, now and then with values that are no numbers.
 TEST(pooling_in_pairs_agrees_with_reference) {
   Random random{12};
   const BNNSPoolingFunction functions[] = {BNNSPoolingFunctionMax, BNNSPoolingFunctionAverageCountExcludePadding,
