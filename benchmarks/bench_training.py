@@ -1,15 +1,19 @@
-"""Whole training steps: the network of examples/digits.py, and that of `openbnns demo` on
-handwriting. Forward, loss, backward, Adam, on a batch of 32."""
+"""Whole training steps: the network of examples/digits.py, that of `openbnns demo` on handwriting,
+and two made with openbnns.Network. Forward, loss, backward, Adam."""
 
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from timeit import Timer
 
 import numpy as np
+import openbnns
 from openbnns import demo
+from openbnns.blocks import Convolution, Dense, Pool
 from openbnns.examples import digits
 
 from benchmarks.bench_activation import EXP
@@ -33,8 +37,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Network:
-    """A network and its training: stages, a fully connected layer, mean softmax cross-entropy,
-    Adam. Labels are one-hot rows or classes, as the network's owner has them."""
+    """A network and its training: stages, hidden layers with ReLU, a fully connected layer, mean
+    softmax cross-entropy, Adam. Labels are one-hot rows or classes, as the network's owner has
+    them."""
 
     name: str
     ours: Callable[[], object]  # makes it from our layers, always with the same parameters
@@ -47,6 +52,7 @@ class Network:
     clip: float | None = None  # of every gradient value, before l2 times the parameter is added
     l2: float = 0.0
     momentum: float = 0.9  # share of the old running statistics
+    hidden: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)  # weights, bias
 
     @property
     def image(self) -> tuple[int, ...]:
@@ -62,7 +68,8 @@ class Network:
     def parameters(self) -> list[np.ndarray]:
         """All there are, stage by stage, then those of the fully connected layer."""
         stages = [a for s in self.stages for a in (s.weights, s.bias, s.gamma, s.beta)]
-        return [a for a in (*stages, self.fc_weights, self.fc_bias) if a is not None]
+        hidden = [a for layer in self.hidden for a in layer]
+        return [a for a in (*stages, *hidden, self.fc_weights, self.fc_bias) if a is not None]
 
 
 def _digits() -> Network:
@@ -95,7 +102,65 @@ def _handwriting() -> Network | None:
     )  # fmt: skip
 
 
-NETWORKS = {"digits": _digits, "handwriting": _handwriting}
+class _Program:
+    """An openbnns.Network as the programs above are seen."""
+
+    def __init__(self, blocks: list, shape: tuple[int, ...], rate: float):
+        network = openbnns.Network(
+            blocks, input=shape, optimizer=openbnns.AdamOptimizer(rate), seed=1
+        )
+        self.parameters = network.parameters()
+        self.statistics = {
+            name: array for name, array in network.state().items() if name not in self.parameters
+        }
+        self.adam, self.step = network._bound, network.train_step
+
+
+def _made(name: str, batch: int, shape: tuple[int, ...], channels: list, units: list) -> Network:
+    """The same network for our blocks and for the peers."""
+
+    def program():
+        stages = [
+            (
+                Convolution(c, 3, padding=1, bias=False, normalization="batch", activation="relu"),
+                Pool("max", 2),
+            )
+            for c in channels
+        ]
+        hidden = [Dense(n, "relu") for n in units]
+        parts = [block for stage in stages for block in stage]
+        return _Program([*parts, *hidden, Dense(CLASSES)], shape, 1e-3)
+
+    random = np.random.default_rng(0)
+    batches = [
+        (
+            random.standard_normal((batch, *shape), dtype=np.float32),
+            random.integers(CLASSES, size=batch),
+        )
+        for _ in range(STEPS)
+    ]
+    p = {key: array.copy() for key, array in program().parameters.items()}
+    stages = [
+        Stage(p[f"{own}.weights"], None, p[f"{own}.gamma"], p[f"{own}.beta"])
+        for own in (f"convolution_{i}" for i in range(1, len(channels) + 1))
+    ]
+    layers = [
+        (p[f"dense_{i}.weights"], p[f"dense_{i}.bias"]) for i in range(1, len(units) + 2)
+    ]
+    return Network(
+        f"{name}-{batch}x{'x'.join(map(str, shape))}", program, batches, stages, *layers[-1],
+        rate=1e-3, epsilon=1e-5, hidden=layers[:-1],
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "digits": _digits,
+    "handwriting": _handwriting,
+    "mlp 1": lambda: _made("mlp", 1, (64,), [], [32]),
+    "mlp 32": lambda: _made("mlp", 32, (64,), [], [32]),
+    "cnn 1": lambda: _made("cnn", 1, (1, 28, 28), [16, 32], []),
+    "cnn 32": lambda: _made("cnn", 32, (1, 28, 28), [16, 32], []),
+}
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -104,6 +169,40 @@ def rows(run: Run) -> Iterator[Row]:
         network = make() if re.search(run.only, f"training {name}") else None
         if network is not None:
             yield _row(network, run)
+    if re.search(run.only, "training characters"):
+        yield _characters_row(run)
+
+
+def _characters_row(run: Run) -> Row:
+    """The transformer of examples/characters.py. Peers that have it: PyTorch. No floor."""
+    path = Path(__file__).parent.parent / "examples" / "characters.py"
+    spec = importlib.util.spec_from_file_location("characters", path)
+    characters = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(characters)
+    letters, numbers = characters.load_text()
+    batches = [characters.make_batch(numbers, 0, step) for step in range(STEPS)]
+    writer = characters.Writer(len(letters))
+    start = {name: array.copy() for name, array in writer.parameters.items()}
+
+    def restart():
+        for name, values in start.items():
+            writer.parameters[name][...] = values
+        for array in writer.adam.accumulators:
+            array[...] = 0
+        writer.adam.time_step = 1
+
+    learners = [Learner(OURS, restart, lambda number: writer.step(*batches[number]), 1e-3)]
+    for peer in run.peers.values():
+        if hasattr(peer, "characters"):
+            rate = writer.adam.optimizer.learning_rate
+            numbers_of = characters.HEADS, characters.BLOCKS, rate
+            learners += peer.characters(start, *numbers_of, batches)
+    losses = first_losses(learners[0])
+    for learner in learners[1:]:
+        check(learner, losses)
+    shape = f"{characters.BATCH}x{characters.LENGTH}x{characters.WIDTH}"
+    timers = {learner.name: _timer(learner) for learner in learners}
+    return Row("training", f"characters-{shape}", "step", run.threads, race(timers, run))
 
 
 def _row(network: Network, run: Run) -> Row:
@@ -170,7 +269,7 @@ def _ours(network: Network) -> Learner:
 def _work(network: Network) -> Work:
     """Images, labels, parameters and moments once; of every stage one array behind the convolution
     and the pooled one with its indices, written and read. Operations: those of the families."""
-    n, channels, side, _ = network.image
+    n, channels, side = (*network.image, 1)[:3]
     kept = operations = 0
     for number, stage in enumerate(network.stages):
         outputs = len(stage.weights)
@@ -183,6 +282,7 @@ def _work(network: Network) -> Work:
         channels, side = outputs, side // 2
     logits = n * CLASSES
     operations += 3 * n * network.fc_weights.size + (EXP + 7) * logits
+    operations += 3 * n * sum(weights.size for weights, _ in network.hidden)
     size = sum(math.prod(array.shape) for array in network.parameters)
     operations += (OPTIMIZERS["adam"][2] + (3 if network.clip else 0)) * size
     given = sum(array.nbytes for array in network.batches[0])

@@ -31,9 +31,10 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".arithmetic", ".clip", ".convolution", ".fully_connected", ".fused",
-    ".loss", ".normalization", ".optim", ".pooling", ".quantization", ".random", "._activations",
-    "._config", "._paths", "._spec",
+    "", ".activation", ".arithmetic", ".blocks", ".checking", ".clip", ".convolution",
+    ".fully_connected", ".fused", ".loss", ".matmul", ".network", ".normalization", ".optim",
+    ".pooling", ".quantization", ".random", ".training", "._activations", "._config", "._paths",
+    "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 
@@ -1244,10 +1245,11 @@ def test_status_is_printed():
         assert word in printed
 
 
-def test_c_is_loaded_on_first_use():
+def test_what_layers_do_without_is_loaded_on_first_use():
     code = """
 import sys, openbnns
-assert "openbnns.c" not in sys.modules
+assert not {"openbnns.c", "openbnns.network", "openbnns.training", "json"} & sys.modules.keys()
+assert openbnns.Network.__module__ == "openbnns.network"
 print(openbnns.c.BNNSDataLayoutGetRank(openbnns.c.BNNSDataLayoutVector))
 """
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -81,6 +81,17 @@ def gemm(case, x, w, compiled):
     return [Trainer("jax", forward, None, None, lambda: (np.asarray(forward()),))]
 
 
+def matmul(case, a, b, dy, compiled):
+    def turned(array, on):
+        return array.swapaxes(-1, -2) if on else array
+
+    def function(a, b):
+        return turned(a, case.transpose[0]) @ turned(b, case.transpose[1])
+
+    a, b, dy = map(jnp.asarray, (a, b, dy))
+    return [_contender(function, (a, b), dy, (np.asarray,) * 3)]
+
+
 def normalization(case, x, dy, compiled):
     """Images NHWC; running statistics are not updated."""
     given = (x, case.gamma_values(), case.beta_values())
@@ -90,6 +101,24 @@ def normalization(case, x, dy, compiled):
         arrays, plain = [_last(x), *map(jnp.asarray, given[1:]), _last(dy)], _plain_image
     turned = (plain, plain, np.asarray, np.asarray)
     return [_contender(_norm(case), arrays[:-1], arrays[-1], turned)]
+
+
+def attention(case, p, dy, compiled):
+    names = ("q", "k", "v", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    given = [getattr(p, name) for name in names]
+    given[3:6] = [w.reshape(-1, w.shape[-1]) for w in given[3:6]]
+    given[7:10] = [b.reshape(-1) for b in given[7:10]]
+
+    def function(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        rows = [
+            (x @ w.T + b).reshape(case.batch, x.shape[1], case.heads, -1)
+            for x, w, b in ((q, wq, bq), (k, wk, bk), (v, wv, bv))
+        ]
+        a = jax.nn.dot_product_attention(*rows, is_causal=case.causal)
+        return a.reshape(case.batch, case.targets, -1) @ wo.T + bo
+
+    arrays = [jnp.asarray(array) for array in given]
+    return [_contender(function, arrays, jnp.asarray(dy), (np.asarray,) * 12)]
 
 
 def arithmetic(case, a, b, dy, compiled):
@@ -316,7 +345,7 @@ def training(case, compiled):
     NHWC, weights HWIO, those of the fully connected layer in that order too."""
 
     def forward(parameters, x):
-        stages, (fc_weights, fc_bias) = parameters
+        stages, hidden, (fc_weights, fc_bias) = parameters
         statistics = []
         for weights, bias, gamma, beta in stages:
             z = lax.conv_general_dilated(
@@ -329,7 +358,10 @@ def training(case, compiled):
             z = jax.nn.relu((z - mean) * lax.rsqrt(variance + case.epsilon) * gamma + beta)
             window = (1, 2, 2, 1)
             x = lax.reduce_window(z, -jnp.inf, lax.max, window, window, "VALID")
-        logits = x.reshape(len(x), -1) @ fc_weights
+        x = x.reshape(len(x), -1)
+        for weights, bias in hidden:
+            x = jax.nn.relu(x @ weights + bias)
+        logits = x @ fc_weights
         return (logits if fc_bias is None else logits + fc_bias), statistics
 
     def loss_of(parameters, x, labels):
@@ -357,7 +389,7 @@ def training(case, compiled):
         return loss, (*new, running, t)
 
     jitted = jax.jit(move, donate_argnums=0)
-    xs = [_last(x) for x, _ in case.batches]
+    xs = [_last(x) if case.stages else jnp.asarray(x) for x, _ in case.batches]
     batches = list(zip(xs, map(jnp.asarray, case.one_hot), strict=True))
     state = None
 
@@ -377,15 +409,20 @@ def training(case, compiled):
 
 
 def _network_parameters(case):
-    """(weights, bias, gamma, beta) of every stage, and fully connected (weights, bias)."""
+    """(weights, bias, gamma, beta) of every stage, (weights, bias) of every hidden layer and of the
+    last one. Hidden layers follow no stages."""
 
     def own(array):  # donated later on
         return None if array is None else jnp.array(array)
 
     stages = [(_weights(s.weights), own(s.bias), own(s.gamma), own(s.beta)) for s in case.stages]
-    channels, side = len(case.stages[-1].weights), case.image[2] >> len(case.stages)
-    fc = case.fc_weights.reshape(-1, channels, side, side).transpose(2, 3, 1, 0)
-    return stages, (own(fc.reshape(-1, len(case.fc_weights))), own(case.fc_bias))
+    hidden = [(own(weights.T), own(bias)) for weights, bias in case.hidden]
+    fc = case.fc_weights.T
+    if stages:
+        channels, side = len(case.stages[-1].weights), case.image[2] >> len(case.stages)
+        fc = case.fc_weights.reshape(-1, channels, side, side).transpose(2, 3, 1, 0)
+        fc = fc.reshape(-1, len(case.fc_weights))
+    return stages, hidden, (own(fc), own(case.fc_bias))
 
 
 def random(kind, count):

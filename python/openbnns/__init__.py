@@ -3,7 +3,7 @@
 Layers are made for one sample shape and applied to batches: axis 0 is the batch, shapes are in
 NumPy order, pairs are (height, width). ``openbnns.c`` is the C interface itself.
 
-Example:
+Examples:
     >>> import numpy as np, openbnns as bnns
     >>> relu = bnns.ActivationLayer("relu", input=(2, 2))
     >>> relu(np.array([[[-1, 2], [3, -4]]], "f4"))
@@ -13,7 +13,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._activations import Activation
@@ -27,9 +27,11 @@ from ._errors import (
     LayerApplyError,
     LayerCreationError,
     OptimizerStepError,
+    TrainingError,
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
+from ._spec import PRECISIONS as _PRECISIONS
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
@@ -39,6 +41,13 @@ from .arithmetic import (
     TernaryArithmeticLayer,
     TernaryGradients,
     UnaryArithmeticLayer,
+)
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
 )
 from .clip import (
     ClipByGlobalNorm,
@@ -69,6 +78,13 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .matmul import (
+    BroadcastMatrixMultiplyLayer,
+    GramLayer,
+    TensorContractionLayer,
+    matmul,
+    matmul_workspace_size,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -82,6 +98,11 @@ from .pooling import Pooling, PoolingGradients, PoolingLayer
 from .quantization import dequantize, quantize
 from .random import RandomGenerator
 
+if TYPE_CHECKING:
+    from . import blocks, training
+    from .checking import GradientReport, check_gradients
+    from .network import Network
+
 __version__ = _core.version()
 
 __all__ = [
@@ -92,11 +113,14 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "BroadcastMatrixMultiplyLayer",
     "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -119,12 +143,16 @@ __all__ = [
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
+    "GradientReport",
+    "GramLayer",
     "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
+    "Network",
     "Normalization",
     "NormalizationGradients",
     "NormalizationLayer",
@@ -133,18 +161,24 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TensorContractionLayer",
     "TernaryArithmeticLayer",
     "TernaryGradients",
+    "TrainingError",
     "TransposedConvolutionLayer",
     "UnaryArithmeticLayer",
     "UnaryLayer",
     "WeightGradients",
     "YoloParameters",
     "activation",
+    "blocks",
+    "check_gradients",
     "clip",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -159,6 +193,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "matmul",
+    "matmul_workspace_size",
     "norm",
     "norm_backward",
     "quantize",
@@ -167,17 +203,30 @@ __all__ = [
     "set_seed",
     "set_winograd",
     "support",
+    "training",
     "version",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads openbnns.c, which reads the headers and needs ctypes, when it is first used."""
-    if name == "c":
-        from importlib import import_module
+# What plain layers do without is loaded when it is first used; openbnns.c reads the headers.
+_LATER = {
+    "GradientReport": "checking",
+    "Network": "network",
+    "blocks": "blocks",
+    "c": "c",
+    "check_gradients": "checking",
+    "io": "io",
+    "training": "training",
+}
 
-        return import_module("openbnns.c")
-    raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'openbnns' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(f"openbnns.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def version() -> str:
@@ -223,7 +272,7 @@ def set_num_threads(n: int | None) -> None:
     Raises:
         ValueError: n is negative.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_num_threads(1)
         >>> openbnns.get_num_threads()
@@ -235,9 +284,6 @@ def set_num_threads(n: int | None) -> None:
     if n is not None and n < 0:
         raise ValueError(f"[set_num_threads] n: expected None or at least 0; got {n}")
     _core.set_num_threads(n or 0)
-
-
-_PRECISIONS = ("highest", "high", "medium")
 
 
 def get_matmul_precision() -> str:
@@ -256,13 +302,14 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
 
     Args:
         precision: ``"highest"``: float32 throughout, as at the start. ``"high"``: operands may be
-            split into bfloat16 pieces that keep at least 16 bits. ``"medium"``: operands may be
-            rounded to bfloat16; sums stay float32.
+            split into bfloat16 pieces that keep at least 16 bits (no machine is faster so today).
+            ``"medium"``: operands may be rounded to bfloat16; sums stay float32. That needs
+            AVX512_BF16 or AMX.
 
     Raises:
         ValueError: any other word.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_matmul_precision("highest")
         >>> openbnns.get_matmul_precision()
@@ -296,7 +343,7 @@ def set_winograd(allowed: bool) -> None:
     Args:
         allowed: True or False.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.set_winograd(False)
         >>> openbnns.get_winograd()
@@ -325,7 +372,7 @@ def support() -> dict[str, bool]:
     Returns:
         Name of every function in the headers → True when it is built, False when it always fails.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.support()["BNNSFilterCreateLayerPooling"]
         True

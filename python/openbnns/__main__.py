@@ -31,6 +31,25 @@ def doctor(as_json: bool = False) -> int:
     return 0
 
 
+def check(as_json: bool = False) -> int:
+    """Compare the gradients of every block with differences; 1 when one is wrong."""
+    from openbnns.checking import check_all
+
+    reports = check_all()
+    if as_json:
+        rows = {
+            name: {"ok": r.ok, "checked": r.checked, "worst": max(row[4] for row in r.rows)}
+            for name, r in reports.items()
+        }
+        print(json.dumps(rows, indent=2))
+    else:
+        for name, report in reports.items():
+            worst = max(row[4] for row in report.rows)
+            said = "good" if report.ok else f"WRONG\n{report}"
+            print(f"{name:<36}{report.checked:4} entries, largest error {worst:.1e}  {said}")
+    return 0 if all(report.ok for report in reports.values()) else 1
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; without any, ``doctor``. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="openbnns", description="Neural networks on the CPU.")
@@ -43,7 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_argument("--resume", action="store_true", help="go on from the checkpoints there")
     status = commands.add_parser("doctor", help="say what is installed and what it uses")
     status.add_argument("--json", action="store_true", help="the same for programs")
+    gradients = commands.add_parser("check", help="compare all gradients with differences")
+    gradients.add_argument("--json", action="store_true", help="the same for programs")
     chosen = parser.parse_args(arguments)
+    if chosen.command == "check":
+        return check(chosen.json)
     if chosen.command != "demo":
         return doctor(getattr(chosen, "json", False))
     from openbnns.demo import run

@@ -23,7 +23,7 @@ class Activation:
         name: the word, for example ``"leaky_rectified_linear"``.
         alpha, beta: parameters, 0 where the function has none.
 
-    Example:
+    Examples:
         >>> from openbnns import Activation
         >>> Activation.tanh
         Activation.tanh

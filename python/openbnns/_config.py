@@ -10,7 +10,7 @@ class Config:
         warn_on_copy: warn with ``CopyWarning`` when an input has to be copied because its strides
             cannot be expressed in the C interface. ``True`` at the start.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.config.warn_on_copy
         True

@@ -27,6 +27,10 @@ class DTypeError(ArrayError, TypeError):
     """An array has the wrong element type, or the object is no array. Nothing is cast silently."""
 
 
+class TrainingError(BNNSError, ArithmeticError):
+    """Training cannot go on: data or loss are not finite. Parameters are as before the step."""
+
+
 class CheckpointError(BNNSError, OSError):
     """A checkpoint cannot be written or read; what was on the disk before is still there."""
 
@@ -37,6 +41,6 @@ class CopyWarning(UserWarning):
 
 for _class in (
     BNNSError, LayerCreationError, LayerApplyError, OptimizerStepError, ArrayError, DTypeError,
-    CheckpointError, CopyWarning,
+    TrainingError, CheckpointError, CopyWarning,
 ):  # fmt: skip
     _class.__module__ = "openbnns"  # tracebacks name them as users import them

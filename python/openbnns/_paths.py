@@ -16,7 +16,7 @@ def library_path() -> Path:
     Returns:
         Path of ``libopenbnns.so``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.library_path().name.startswith("libopenbnns")
         True
@@ -35,7 +35,7 @@ def include_dir() -> Path:
         Path of the directory that holds ``openbnns/bnns.h``, ``Accelerate/Accelerate.h`` and
         ``vecLib/BNNS/bnns.h``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> (openbnns.include_dir() / "openbnns" / "bnns.h").is_file()
         True

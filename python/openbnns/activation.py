@@ -53,7 +53,7 @@ class ActivationLayer(UnaryLayer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.ActivationLayer("relu", input=(3,))
         >>> layer(np.array([[-1, 0, 2]], "f4"))
@@ -132,7 +132,7 @@ class ActivationLayer(UnaryLayer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.ActivationLayer("softmax", input=(2,))
             >>> layer.apply(np.zeros((1, 2), "f4"))
@@ -171,7 +171,7 @@ class ActivationLayer(UnaryLayer):
             LayerApplyError: the layer is closed, the function needs the tensor that is None, or
                 it has no gradient.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.ActivationLayer("relu", input=(3,))
             >>> x = np.array([[-1, 1, 2]], "f4")
@@ -237,7 +237,7 @@ def activation(
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.activation(np.zeros((2, 4), "f4"), "softmax", axes=0)
         array([[0.5, 0.5, 0.5, 0.5],
@@ -291,7 +291,7 @@ def convert(
         DTypeError: there is no such type.
         LayerApplyError: the C call failed.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.convert(np.array([1.5, -2.5, 300], "f4"), "int8")
         array([  2,  -2, 127], dtype=int8)

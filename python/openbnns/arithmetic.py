@@ -76,7 +76,7 @@ class UnaryArithmeticLayer(Layer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.UnaryArithmeticLayer("square", input=(4,))
         >>> layer(np.array([[-3, -1, 2, 4]], "f4"))
@@ -170,7 +170,7 @@ class UnaryArithmeticLayer(Layer):
             LayerApplyError: the layer is closed, the function needs the array that is None, or the
                 C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.UnaryArithmeticLayer("square", input=(2,))
             >>> x = np.array([[3, -4]], "f4")
@@ -211,7 +211,7 @@ class BinaryArithmeticLayer(BinaryLayer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.BinaryArithmeticLayer(
         ...     "add", input_a=(2, 3), input_b=(1, 3), b_kind="parameter")
@@ -325,7 +325,7 @@ class BinaryArithmeticLayer(BinaryLayer):
             LayerApplyError: the layer is closed, the function needs the array that is None, or the
                 C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.BinaryArithmeticLayer("multiply", input_a=(2,), input_b=(2,))
             >>> x, dx = np.array([[3, 4]], "f4"), np.empty((1, 2), "f4")
@@ -362,7 +362,7 @@ class TernaryArithmeticLayer(Layer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.TernaryArithmeticLayer(
         ...     input_a=(3,), input_b=(1,), input_c=(1,), b_kind="parameter", c_kind="constant")
@@ -477,7 +477,7 @@ class TernaryArithmeticLayer(Layer):
             LayerApplyError: the layer is closed, the function needs the array that is None, or the
                 C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.TernaryArithmeticLayer(input_a=(1,), input_b=(1,), input_c=(1,))
             >>> a, b, dy = (np.array([[value]], "f4") for value in (2, 3, 1))

@@ -21,7 +21,7 @@ WholeAxes: TypeAlias = "int | Sequence[int] | None"
 class ClipByValue:
     """Every gradient value is limited to low … high.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.ClipByValue(-0.5, 0.5)
         ClipByValue(low=-0.5, high=0.5)
@@ -95,7 +95,7 @@ def clip(x: Array, low: float, high: float, *, out: Any = None) -> Any:
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.clip(np.arange(1, 9, dtype="f4"), 3, 6)
         array([3., 3., 3., 4., 5., 6., 6., 6.], dtype=float32)
@@ -130,7 +130,7 @@ def clip_by_norm(
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed, or an axis does not exist.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.clip_by_norm(np.array([3, 4], "f4"), 2.5)
         array([1.5, 2. ], dtype=float32)
@@ -168,7 +168,7 @@ def clip_by_global_norm(
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.clip_by_global_norm([np.array([3, 4], "f4"), np.array([12], "f4")], 6.5)
         [array([1.5, 2. ], dtype=float32), array([6.], dtype=float32)]
@@ -206,7 +206,7 @@ def norm(x: Array, *, axes: WholeAxes = None, out: Any = None) -> Any:
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed, or an axis does not exist.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.norm(np.array([[3, 4], [12, 5]], "f4"), axes=1)
         array([ 5., 13.], dtype=float32)
@@ -245,7 +245,7 @@ def norm_backward(
         ArrayError: an array does not fit.
         LayerApplyError: the C call failed, or an axis does not exist.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> x = np.array([3, 4], "f4")
         >>> openbnns.norm_backward(x, openbnns.norm(x), np.float32(2))

@@ -77,7 +77,7 @@ class ConvolutionLayer(UnaryLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: weights or bias do not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> ones = np.ones((1, 1, 2, 2), "f4")
         >>> layer = openbnns.ConvolutionLayer(ones, input=(1, 3, 3))
@@ -210,7 +210,7 @@ class ConvolutionLayer(UnaryLayer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.ConvolutionLayer(np.ones((1, 1, 2, 2), "f4"), input=(1, 3, 3))
             >>> x = np.arange(1, 10, dtype="f4").reshape(1, 1, 3, 3)
@@ -244,7 +244,7 @@ class TransposedConvolutionLayer(ConvolutionLayer):
         weights: (C, O / groups, kH, kW).
         input, output, …: as for ``ConvolutionLayer``.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.TransposedConvolutionLayer(
         ...     np.ones((1, 1, 3, 3), "f4"), input=(1, 2, 2))

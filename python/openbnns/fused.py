@@ -125,7 +125,7 @@ class FusedConvolutionParameters(FusableLayerParameters):
         stride, dilation, groups, padding, transposed: as for ``ConvolutionLayer``.
         winograd: True allows Winograd's algorithm, False forbids it, None is the library's setting.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.FusedConvolutionParameters(np.ones((4, 3, 3, 3), "f4"), padding=1).padding
         1
@@ -171,7 +171,7 @@ class FusedFullyConnectedParameters(FusableLayerParameters):
         weights: (outputs, inputs).
         bias: (outputs,), or None.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.FusedFullyConnectedParameters(np.eye(2, dtype="f4"))
         FusedFullyConnectedParameters(bias=None, weights=array (2, 2))
@@ -196,7 +196,7 @@ class FusedNormalizationParameters(FusableLayerParameters):
         beta, gamma, momentum, epsilon, activation: as for ``NormalizationLayer``.
         moving_mean, moving_variance: the running statistics, likewise.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedNormalizationParameters("batch", activation="relu").epsilon
         1e-05
@@ -250,7 +250,7 @@ class FusedQuantizationParameters(FusableLayerParameters):
         axis: the axis of a sample along which they vary, ``"batch"`` for one value per sample
             (which fixes the number of samples), or None.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedQuantizationParameters(scale=127.0)
         FusedQuantizationParameters(axis=None, bias=None, scale=127.0)
@@ -279,7 +279,7 @@ class FusedDequantizationParameters(FusedQuantizationParameters):
     Args:
         scale, bias, axis: as for ``FusedQuantizationParameters``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedDequantizationParameters(scale=127.0).scale
         127.0
@@ -312,7 +312,7 @@ class FusedUnaryArithmeticParameters(_ArithmeticParameters):
         function: a name of ``UnaryArithmeticLayer``.
         input_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedUnaryArithmeticParameters("square")
         FusedUnaryArithmeticParameters('square', input_kind='sample', output_kind='sample')
@@ -340,7 +340,7 @@ class FusedBinaryArithmeticParameters(_ArithmeticParameters):
         function: a name of ``BinaryArithmeticLayer``.
         a_kind, b_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedBinaryArithmeticParameters("add", b_kind="parameter").b_kind
         'parameter'
@@ -377,7 +377,7 @@ class FusedTernaryArithmeticParameters(_ArithmeticParameters):
         function: a name of ``TernaryArithmeticLayer``.
         a_kind, b_kind, c_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.FusedTernaryArithmeticParameters().function
         'multiply_add'
@@ -528,7 +528,7 @@ class FusedLayer(Layer):
             LayerApplyError: the layer is closed, or the C call failed: there was no training call,
                 or one with another batch.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.FusedFullyConnectedNormalizationLayer(
             ...     np.eye(2, dtype="f4"), normalization="batch", epsilon=0)
@@ -634,7 +634,7 @@ class FusedParametersLayer(FusedLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: a parameter does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.FusedParametersLayer(
         ...     openbnns.FusedBinaryArithmeticParameters("add"),
@@ -730,7 +730,7 @@ class FusedParametersLayer(FusedLayer):
             LayerApplyError: the layer is closed, or the C call failed: there was no training call,
                 one with another batch, or there is no such gradient.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.FusedParametersLayer(
             ...     openbnns.FusedBinaryArithmeticParameters("add"),
@@ -775,7 +775,7 @@ class FusedConvolutionNormalizationLayer(FusedLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: a parameter does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.FusedConvolutionNormalizationLayer(
         ...     np.ones((1, 1, 1, 2), "f4"), input=(1, 1, 4), normalization="batch", epsilon=0,
@@ -839,7 +839,7 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: a parameter does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.FusedFullyConnectedNormalizationLayer(
         ...     np.eye(2, dtype="f4"), normalization="batch", epsilon=0)

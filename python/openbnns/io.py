@@ -48,7 +48,7 @@ def save_checkpoint(
         CheckpointError: the file cannot be written. What was at ``path`` is untouched, and nothing
             is left beside it.
 
-    Example:
+    Examples:
         >>> import numpy as np, os, tempfile
         >>> from openbnns.io import load_checkpoint, save_checkpoint
         >>> path = os.path.join(tempfile.mkdtemp(), "weights.safetensors")

@@ -99,7 +99,7 @@ class Loss:
         name: the word, for example ``"huber"``.
         parameter: ``label_smoothing`` or ``delta``; 0 where there is none.
 
-    Example:
+    Examples:
         >>> from openbnns import Loss
         >>> Loss.of("mse")
         Loss.mean_square_error
@@ -245,7 +245,7 @@ class LossLayer(Layer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> loss = openbnns.LossLayer("softmax_cross_entropy", input=(3,))
         >>> logits = np.array([[2, 0, 0], [0, 0, 2]], "f4")
@@ -334,7 +334,7 @@ class LossLayer(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> loss = openbnns.LossLayer("mse", input=(3,), reduction="sum")
             >>> x, labels = np.array([[1, 2, 3]], "f4"), np.zeros((1, 3), "f4")
@@ -392,7 +392,7 @@ class LossLayer(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> loss = openbnns.LossLayer("huber", input=(2,), reduction="none")
             >>> x, labels = np.array([[0.5, -4]], "f4"), np.zeros((1, 2), "f4")

@@ -40,7 +40,7 @@ class Normalization:
     ``Normalization.group(groups)``: that many groups of consecutive channels, each of one sample.
     Names do as well: ``"batch"``, ``"instance"``, ``"layer"`` (whole samples).
 
-    Example:
+    Examples:
         >>> from openbnns import Normalization
         >>> Normalization.layer(-1)
         Normalization.layer(axis=-1)
@@ -158,7 +158,7 @@ class NormalizationLayer(Layer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: a parameter does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.NormalizationLayer("batch", input=(2,), epsilon=0)
         >>> layer(np.array([[1, 2], [3, 6]], "f4"), training=True)
@@ -230,7 +230,7 @@ class NormalizationLayer(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed or busy, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> mean, variance = np.zeros(1, "f4"), np.ones(1, "f4")
             >>> layer = openbnns.NormalizationLayer("batch", input=(1,), epsilon=0,
@@ -281,7 +281,7 @@ class NormalizationLayer(Layer):
             LayerApplyError: the layer is closed or busy, there was no training call, or the C
                 call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.NormalizationLayer(
             ...     "batch", input=(2,), beta=np.zeros(2, "f4"), gamma=np.ones(2, "f4"))

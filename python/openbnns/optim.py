@@ -136,7 +136,7 @@ class Optimizer:
             ArrayError: an array does not fit.
             OptimizerStepError: the C call failed; nothing was changed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> w = np.array([1, 2], "f4")
             >>> openbnns.SGDMomentumOptimizer(0.5).step([w], [np.ones(2, "f4")])
@@ -177,7 +177,7 @@ class Optimizer:
         Raises:
             ArrayError: a parameter does not fit.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> w = np.ones(3, "f4")
             >>> adam = openbnns.AdamOptimizer(0.5).bind([w])
@@ -284,7 +284,7 @@ class BoundOptimizer:
         Returns:
             ``"time_step"`` and ``"ROLE.INDEX"`` → array, copies of the accumulators.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> bound = openbnns.RMSPropOptimizer().bind([np.ones(3, "f4")])
             >>> sorted(bound.state_dict())
@@ -351,7 +351,7 @@ class SGDMomentumOptimizer(Optimizer):
     Raises:
         ValueError: both l1 and l2 are given, or the clipping is of no known kind.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> w, v = np.array([10], "f4"), np.zeros(1, "f4")
         >>> sgd = openbnns.SGDMomentumOptimizer(0.1, momentum=0.9, variant=1)
@@ -429,7 +429,7 @@ class AdamOptimizer(_AdamFamily):
     Raises:
         ValueError: both l1 and l2 are given, or the clipping is of no known kind.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> w = np.zeros(2, "f4")
         >>> adam = openbnns.AdamOptimizer(0.01, gradient_clipping=openbnns.ClipByValue(-1, 1))
@@ -469,7 +469,7 @@ class AdamWOptimizer(_AdamFamily):
     Raises:
         ValueError: the clipping is of no known kind.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> w = np.ones(1, "f4")
         >>> openbnns.AdamWOptimizer(0.1, weight_decay=0.5).bind([w]).step([np.zeros(1, "f4")])
@@ -516,7 +516,7 @@ class RMSPropOptimizer(Optimizer):
     Raises:
         ValueError: both l1 and l2 are given, or the clipping is of no known kind.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> w = np.zeros(1, "f4")
         >>> openbnns.RMSPropOptimizer(0.1, alpha=0.75).bind([w]).step([np.ones(1, "f4")])

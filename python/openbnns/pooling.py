@@ -41,7 +41,7 @@ class Pooling:
     ``Pooling.average(count_include_padding=…)`` makes one. Names do as well: ``"max"``,
     ``"average"`` (padding counts), ``"unmax"``, ``"l2_norm"``.
 
-    Example:
+    Examples:
         >>> from openbnns import Pooling
         >>> Pooling.average(count_include_padding=False)
         Pooling.average(count_include_padding=False)
@@ -145,7 +145,7 @@ class PoolingLayer(Layer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: the bias does not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> pool = openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2)
         >>> x = np.arange(16, dtype="f4").reshape(1, 1, 4, 4)
@@ -262,7 +262,7 @@ class PoolingLayer(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> pool = openbnns.PoolingLayer("max", input=(1, 2, 4), kernel_size=2)
             >>> x = np.array([[[[1, 9, 2, 3], [4, 5, 8, 7]]]], "f4")
@@ -315,7 +315,7 @@ class PoolingLayer(Layer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> pool = openbnns.PoolingLayer("average", input=(1, 2, 2), kernel_size=2)
             >>> pool.apply_backward(None, None, np.full((1, 1, 1, 1), 8, "f4")).input

@@ -68,7 +68,7 @@ def quantize(
         LayerCreationError: there is no such axis.
         LayerApplyError: the C call failed, for example because of the types.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.quantize(np.array([0, 2, 4, 600], "f4"), scale=0.5, bias=1)
         array([  1,   2,   3, 127], dtype=int8)
@@ -114,7 +114,7 @@ def dequantize(
         LayerCreationError: there is no such axis.
         LayerApplyError: the C call failed, for example because of the types.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> openbnns.dequantize(np.array([1, 2, 3], "i1"), scale=0.5, bias=1)
         array([0., 2., 4.], dtype=float32)

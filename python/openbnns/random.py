@@ -30,7 +30,7 @@ class RandomGenerator:
     Raises:
         LayerCreationError: there is no such method, or the seed is too large.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> rng = openbnns.RandomGenerator(42)
         >>> state = rng.state
@@ -91,7 +91,7 @@ class RandomGenerator:
             ArrayError: ``out`` does not fit.
             LayerApplyError: the C call failed.
 
-        Example:
+        Examples:
             >>> import openbnns
             >>> openbnns.RandomGenerator(42).uniform(0, 1, 3)
             array([0.80894095, 0.5918459 , 0.47177643], dtype=float32)
@@ -123,7 +123,7 @@ class RandomGenerator:
             ArrayError: ``out`` does not fit.
             LayerApplyError: the C call failed.
 
-        Example:
+        Examples:
             >>> import openbnns
             >>> openbnns.RandomGenerator(1).normal(0, 1, (2, 3)).shape
             (2, 3)
@@ -155,7 +155,7 @@ class RandomGenerator:
             ArrayError: ``out`` does not fit.
             LayerApplyError: the C call failed.
 
-        Example:
+        Examples:
             >>> import openbnns
             >>> x = openbnns.RandomGenerator(1).integers(10, 20, 1000)
             >>> int(x.min()), int(x.max())
@@ -190,7 +190,7 @@ class RandomGenerator:
             ArrayError: an array does not fit.
             LayerApplyError: the C call failed, for example because a row has no weight at all.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> openbnns.RandomGenerator(1).categorical(np.array([0, 0, 1], "f4"), 4)
             array([2., 2., 2., 2.], dtype=float32)

@@ -50,7 +50,10 @@ struct Kernels {
   void (*add)(const float* row, float* sum, size_t n);           // sum += row
   void (*add_to_doubles)(const float* row, double* sum, size_t n);
   float (*sum)(const float* row, size_t n);                      // in a fixed order
-  void (*stream)(const float* row, float* y, size_t n);          // copies past the caches; y is aligned to 64 bytes
+  void (*sum_rows)(const float* rows, size_t count, size_t n, double* sum);     // sum (count) += Σ of each row (n)
+  void (*sum_columns)(const float* rows, size_t count, size_t n, double* sum);  // sum (n) += Σ of all rows, few
+  void (*stream)(const float* row, float* y, size_t n);          // copies past the caches
+  void (*end_streams)();                                         // after the last of them, on the same thread
   void (*load)(BNNSDataType type, const void* p, size_t stride, size_t n, float* row);   // simd/convert.h
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
@@ -70,6 +73,8 @@ double gradient(Function function, size_t k, double a, double b, double c, doubl
 // ---- a layer, without its handle: what other layers are fused from ----
 
 struct Blocks;  // arithmetic_blocks.h
+class Walker;
+struct Written;  // arithmetic_backward.cpp
 
 // A tensor of a call: where, and how far from sample to sample (0 where all samples share it).
 struct Operand {
@@ -127,6 +132,8 @@ class Plan {
   // The same for a layer that begins with this one and puts its own memory into call->y afterwards.
   int check_inputs(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
+  // y (n) from rows of packed float32, one per input, without the activation. Leaves scratch() alone.
+  void run_row(const Sources& sources, float* y, size_t n) const { kernels_->forward[function_](sources, y, n); }
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
   // Likewise, with call->dy.
   int check_gradients(const BackwardArguments& arguments, BackwardCall* call) const;
@@ -151,7 +158,9 @@ class Plan {
   bool outputs_are_accepted(const BackwardCall& call) const;
   void run_direct(const Blocks& blocks) const;
   void write_gradients(const BackwardCall& call) const;
-  void sum_gradient(const BackwardCall& call, size_t target, std::byte* work) const;
+  void write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker, size_t b,
+                   size_t n) const;
+  void sum_gradient(const BackwardCall& call, size_t target, bool writes_others, std::byte* work) const;
   void gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row, float* other,
                     size_t n) const;
 

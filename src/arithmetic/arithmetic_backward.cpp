@@ -104,55 +104,73 @@ void Plan::gradient_row(const BackwardCall& call, unsigned inputs, const Sources
 
 void Plan::run(const BackwardCall& call, std::byte* work) const {
   if (call.batch == 0) return;
-  // Sums first: what is written in place of an argument comes after all that read it.
-  bool has_others = false;
-  for (size_t t = 0; t < call.targets; ++t) {
-    if (reduces(call.dx[t], call.batch)) {
-      sum_gradient(call, t, work);
-    } else {
-      has_others = true;
-    }
-  }
-  if (has_others) write_gradients(call);
+  // Sums first: what is written in place of an argument comes after all that read it. The last sum and the others are
+  // had in one pass.
+  size_t sums = 0, done = 0;
+  for (size_t t = 0; t < call.targets; ++t) sums += reduces(call.dx[t], call.batch);
+  for (size_t t = 0; t < call.targets; ++t)
+    if (reduces(call.dx[t], call.batch)) sum_gradient(call, t, ++done == sums, work);
+  if (sums == 0) write_gradients(call);
 }
 
-// Not past the caches, however large: two such streams of writes beside three of reads take half as long again.
-void Plan::write_gradients(const BackwardCall& call) const {
-  unsigned inputs = 0;
-  for (size_t t = 0; t < call.targets; ++t)
-    if (!reduces(call.dx[t], call.batch)) inputs |= call.sources[t];
-  Blocks blocks;
-  const Reads reads = add_sources(call, needs(inputs), &blocks);
-  size_t tensor[kInputs];
-  bool in_place = false;
+// The gradients of the output's own shape, as tensors of a walk.
+struct Written {
+  size_t tensor[kInputs];  // of target t; kNone: it is none of them
+  unsigned inputs = 0;     // whose gradients they are, as bits
+  bool in_place = false;   // one takes the place of a source
+  bool streams = false;
+};
+
+namespace {
+
+void add_written(const BackwardCall& call, Blocks* blocks, Written* written) {
   for (size_t t = 0; t < call.targets; ++t) {
-    tensor[t] = kNone;
-    if (reduces(call.dx[t], call.batch)) continue;
-    tensor[t] = blocks.add(call.dx[t]);
-    for (size_t s = 0; s < tensor[t]; ++s) in_place |= blocks.data[s] == call.dx[t].data;
+    if (written->tensor[t] == kNone) continue;
+    const size_t tensor = written->tensor[t] = blocks->add(call.dx[t]);
+    for (size_t s = 0; s < tensor; ++s) written->in_place |= blocks->data[s] == call.dx[t].data;
   }
+}
+
+}  // namespace
+
+// Block b of all of them.
+void Plan::write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker,
+                       size_t b, size_t n) const {
+  float* rows[kInputs];
+  for (size_t t = 0; t < call.targets; ++t) {
+    const size_t tensor = written.tensor[t];
+    if (tensor == kNone) continue;
+    const bool is_direct = !written.in_place && !written.streams && !call.dx_view[t].accumulate;
+    rows[t] = is_direct ? walker.place(tensor, b) : walker.buffer(tensor);
+    gradient_row(call, call.sources[t], sources, rows[t], walker.extra(2), n);
+  }
+  for (size_t t = 0; t < call.targets; ++t) {
+    const size_t tensor = written.tensor[t];
+    if (tensor == kNone) continue;
+    if (call.dx_view[t].accumulate) {
+      walker.read_into(tensor, b, walker.extra(2));
+      kernels_->add(walker.extra(2), rows[t], n);
+    }
+    walker.write(tensor, b, rows[t], written.streams);
+  }
+}
+
+void Plan::write_gradients(const BackwardCall& call) const {
+  Written written;
+  for (size_t t = 0; t < call.targets; ++t) {
+    written.tensor[t] = 0;
+    written.inputs |= call.sources[t];
+  }
+  Blocks blocks;
+  const Reads reads = add_sources(call, needs(written.inputs), &blocks);
+  add_written(call, &blocks, &written);
   const bool is_row_wise = !activation_.is_elementwise();
   blocks.arrange(y_, call.batch, is_row_wise ? y_.axis_of_size[0] : kNoAxis);
   blocks.cut(is_row_wise ? blocks.group_count : kBlock);
-
+  written.streams = !written.in_place && blocks.is_large();
   for_blocks(blocks, *kernels_, threads_, [&](Walker& walker, size_t b) {
     const size_t n = blocks.values(b);
-    const Sources sources = read_sources(reads, activation_, walker, b, n);
-    float* rows[kInputs];
-    for (size_t t = 0; t < call.targets; ++t) {
-      if (tensor[t] == kNone) continue;
-      const bool is_direct = !in_place && !call.dx_view[t].accumulate;
-      rows[t] = is_direct ? walker.place(tensor[t], b) : walker.buffer(tensor[t]);
-      gradient_row(call, call.sources[t], sources, rows[t], walker.extra(2), n);
-    }
-    for (size_t t = 0; t < call.targets; ++t) {
-      if (tensor[t] == kNone) continue;
-      if (call.dx_view[t].accumulate) {
-        walker.read_into(tensor[t], b, walker.extra(2));
-        kernels_->add(walker.extra(2), rows[t], n);
-      }
-      walker.write(tensor[t], b, rows[t]);
-    }
+    write_block(call, written, read_sources(reads, activation_, walker, b, n), walker, b, n);
   });
 }
 
@@ -198,9 +216,17 @@ void for_kept(const Blocks& blocks, size_t t, size_t b, size_t offset, const Bod
 
 }  // namespace
 
-void Plan::sum_gradient(const BackwardCall& call, size_t target, std::byte* work) const {
+// One gradient that is a sum; the gradients that are none may be written on the way.
+void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_others, std::byte* work) const {
+  Written written;
+  for (size_t k = 0; k < call.targets; ++k) {
+    const bool is_written = writes_others && !reduces(call.dx[k], call.batch);
+    written.tensor[k] = is_written ? 0 : kNone;
+    if (is_written) written.inputs |= call.sources[k];
+  }
   Blocks blocks;
-  const Reads reads = add_sources(call, needs(call.sources[target]), &blocks);
+  const Reads reads = add_sources(call, needs(call.sources[target] | written.inputs), &blocks);
+  add_written(call, &blocks, &written);
   const size_t t = blocks.add(call.dx[target]);
   const bool is_row_wise = !activation_.is_elementwise();
   blocks.arrange(y_, call.batch, is_row_wise ? y_.axis_of_size[0] : kNoAxis);
@@ -217,6 +243,10 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, std::byte* work
     if (is_kept) room *= k + 1 < blocks.group ? loops.extent[k] : blocks.block / blocks.inner;
   }
   const bool keeps_all = room == blocks.block;
+  written.streams = written.inputs != 0 && !written.in_place && blocks.is_large();
+  const bool is_rows = blocks.group == 2 && !keeps_all;
+  const bool sums_rows = is_rows && loops.stride[0][numbers] == 0 && loops.stride[1][numbers] == 1;
+  const bool sums_columns = is_rows && loops.stride[0][numbers] == 1 && loops.stride[1][numbers] == 0;
 
   // Unit u is made of `terms` blocks. Where the last axis of the group is summed, its blocks are terms of one unit.
   const bool has_units_in_group = loops.stride[blocks.group - 1][t] != 0;
@@ -234,16 +264,22 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, std::byte* work
       gradient_row(call, call.sources[target], sources, row, walker.extra(3), n);
       if (keeps_all) {
         kernels_->add_to_doubles(row, total, n);
+      } else if (sums_rows) {
+        kernels_->sum_rows(row, n / loops.extent[0], loops.extent[0], total);
+      } else if (sums_columns) {
+        kernels_->sum_columns(row, n / loops.extent[0], loops.extent[0], total);
       } else {
         walker.runs(numbers, n, [&](size_t i, size_t number, size_t values, size_t stride) {
           add_run(*kernels_, row + i, values, total + number, stride);
         });
       }
+      if (written.inputs != 0) write_block(call, written, sources, walker, b, n);
       if (has_units_in_group || ++b == blocks.blocks) {
         if (!has_units_in_group) b = 0;
         walker.step();
       }
     }
+    if (written.streams) kernels_->end_streams();
   };
   const auto put = [&](Walker& walker, size_t unit, const double* total) {
     const size_t b = has_units_in_group ? unit % blocks.blocks : 0;

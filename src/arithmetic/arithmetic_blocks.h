@@ -22,7 +22,7 @@ inline constexpr size_t kNoAxis = SIZE_MAX;
 inline constexpr size_t kGroup = 64;
 inline constexpr size_t kPiece = 16384;      // values of a piece of parallel work, about
 inline constexpr size_t kBlock = 1024;       // values at a time, where they are converted or used more than once
-inline constexpr size_t kStreamBytes = size_t{32} << 20;  // results larger than this go past the caches
+inline constexpr size_t kStreamBytes = size_t{16} << 20;  // results larger than this go past the caches
 inline constexpr size_t kMaxRow = 65536;     // of a softmax, which needs its row as a whole
 
 using TensorLoops = Loops<kTensors>;
@@ -187,12 +187,13 @@ class Walker {
   float* buffer(size_t t) const { return buffers_ + t * room_; }
   bool is_direct(size_t t) const { return blocks_.is_flat[t] && blocks_.type == BNNSDataTypeFloat32; }
 
-  // Puts row, block b of tensor t, where it belongs; row may be its place. streams: past the caches where that goes.
+  // Puts row, block b of tensor t, where it belongs; row may be its place. streams: past the caches where that goes;
+  // then the kernels' end_streams follows.
   void write(size_t t, size_t b, const float* row, bool streams = false) const {
     if (is_direct(t)) {
       float* to = place(t, b);
       if (row == to) return;
-      if (streams && reinterpret_cast<uintptr_t>(to) % 64 == 0) return kernels_.stream(row, to, blocks_.values(b));
+      if (streams) return kernels_.stream(row, to, blocks_.values(b));
     }
     const size_t offset = offset_of(t, b), n = blocks_.values(b);
     if (blocks_.is_flat[t]) return kernels_.store(blocks_.type, here(t, offset), 1, n, row);
@@ -271,6 +272,7 @@ void for_blocks(const Blocks& blocks, const Kernels& kernels, size_t thread_limi
         walker.step();
       }
     }
+    if (blocks.is_large()) kernels.end_streams();
   });
 }
 

@@ -504,13 +504,45 @@ float sum_of(const float* from, size_t n) {
   return sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
-// y is aligned to 64 bytes.
+// Rows of n values each, one after the other: sums (rows) += Σ of each.
+void sum_rows(const float* from, size_t rows, size_t n, double* sums) {
+  for (size_t first = 0; first < rows; first += kLanes) {
+    const size_t count = first + kLanes < rows ? kLanes : rows - first;
+    F total[kLanes];
+    for (size_t k = count; k < kLanes; ++k) total[k] = F{};
+    for (size_t k = 0; k < count; ++k) {
+      const float* p = from + (first + k) * n;
+      F part = F{};
+      size_t i = 0;
+      for (; i + kLanes <= n; i += kLanes) part += load(p + i);
+      if (i < n) part += load_first(p + i, n - i);
+      total[k] = part;
+    }
+    const F all = sum_each(total);
+    for (size_t k = 0; k < count; ++k) sums[first + k] += static_cast<double>(all[k]);
+  }
+}
+
+// The same along the other axis: sums (n) += Σ of the rows.
+void sum_columns(const float* from, size_t rows, size_t n, double* sums) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    const size_t count = i + kLanes < n ? kLanes : n - i;
+    F total = F{};
+    for (size_t k = 0; k < rows; ++k)
+      total += count == kLanes ? load(from + k * n + i) : load_first(from + k * n + i, count);
+    for (size_t k = 0; k < count; ++k) sums[i + k] += static_cast<double>(total[k]);
+  }
+}
+
 void stream_row(const float* from, float* y, size_t n) {
-  size_t i = 0;
+  size_t i = (sizeof(F) - reinterpret_cast<uintptr_t>(y) % sizeof(F)) % sizeof(F) / sizeof(float);
+  if (i > n) i = n;
+  if (i > 0) store_first(y, load_first(from, i), i);
   for (; i + kLanes <= n; i += kLanes) stream(y + i, load(from + i));
   if (i < n) store_first(y + i, load_first(from + i, n - i), n - i);
-  fence();
 }
+
+void end_streams() { fence(); }
 
 template <class A>
 constexpr void list(obn::arithmetic::Kernels& table, BNNSArithmeticFunction function) {
@@ -568,7 +600,10 @@ constexpr obn::arithmetic::Kernels table() {
   t.add = add;
   t.add_to_doubles = add_to_doubles;
   t.sum = sum_of;
+  t.sum_rows = sum_rows;
+  t.sum_columns = sum_columns;
   t.stream = stream_row;
+  t.end_streams = end_streams;
   t.load = load_row;
   t.store = store_row;
   return t;

@@ -1,6 +1,7 @@
 #include "base/memory.h"
 
 #include <cstdlib>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -8,20 +9,21 @@
 #include "base/status.h"
 
 namespace obn {
+
 namespace {
 
-// posix_memalign; blocks of many pages in large ones, where the system gives them on request. Walks over weights wait
-// less for the translation of addresses.
-int get_block(void** block, size_t alignment, size_t bytes) {
+// Large blocks lie on large pages where the system has them to give: a norm that keeps 25 MB would otherwise touch
+// more pages than a processor remembers.
+constexpr size_t kLargeBlock = size_t{4} << 20, kLargePage = size_t{2} << 20;
+
+// NULL: there is no memory.
+void* get_aligned(size_t alignment, size_t bytes) {
+  void* block = nullptr;
+  if (::posix_memalign(&block, bytes >= kLargeBlock ? kLargePage : alignment, bytes) != 0) return nullptr;
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-  constexpr size_t kLargePage = size_t{2} << 20;
-  if (bytes >= 2 * kLargePage) {
-    const int error = ::posix_memalign(block, kLargePage, bytes);
-    if (error == 0) ::madvise(*block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);  // advice: may be refused
-    return error;
-  }
+  if (bytes >= kLargeBlock) ::madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
 #endif
-  return ::posix_memalign(block, alignment, bytes);
+  return block;
 }
 
 }  // namespace
@@ -41,8 +43,12 @@ int Options::read(const BNNSFilterParameters* filter_params, Options* options) {
 void* Options::get(size_t bytes) const {
   void* block = nullptr;
   if (bytes == 0) bytes = kAlignment;
-  int error = alloc ? alloc(&block, kAlignment, bytes) : get_block(&block, kAlignment, bytes);
-  if (error != 0 || !block) {
+  if (!alloc) {
+    block = get_aligned(kAlignment, bytes);
+  } else if (alloc(&block, kAlignment, bytes) != 0) {
+    block = nullptr;
+  }
+  if (!block) {
     fail("memory: %zu bytes could not be had", bytes);
     return nullptr;
   }
@@ -70,8 +76,8 @@ struct ThreadBlock {
     std::free(block);
     block = nullptr;
     size = 0;
-    void* fresh = nullptr;
-    if (get_block(&fresh, 4096, bytes) != 0) {
+    void* fresh = get_aligned(4096, bytes);
+    if (!fresh) {
       fail("memory: %zu bytes of %s could not be had", bytes, what);
       return nullptr;
     }

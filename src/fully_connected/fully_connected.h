@@ -10,12 +10,14 @@
 // is ever transposed.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "activation/activation.h"
 #include "base/cpu.h"
 #include "base/filter.h"
+#include "base/precision.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/bnns/fully_connected.h"
@@ -142,6 +144,7 @@ struct Multiply {
   const Array* bias = nullptr;                    // one row
   const activation::Fused* activation = nullptr;  // NULL: none
   bool activation_needs_rows = false;
+  Precision precision = Precision::highest;
   const Outer* outer = nullptr;  // to be computed in the same walk over the rows
 
   void place(Room* room);  // twice: counting, and in the workspace
@@ -174,6 +177,7 @@ struct Outer {
   Array v;
   Array to;  // (R, C)
   bool accumulate;
+  Precision precision = Precision::highest;
 
   void place(Room* room);
   void run() const;
@@ -250,6 +254,7 @@ class FullyConnected final : public Filter {
   int prepare(const BNNSLayerParametersFullyConnected& parameters);
   int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) override;
   int apply_backward(const Backward& arguments) override;
+  int set_precision(int precision) override;
   size_t work_bytes(size_t batch) const override;
 
   Choice choice;  // tests put others here
@@ -294,6 +299,7 @@ class FullyConnected final : public Filter {
   bool activation_needs_rows_ = false;
   void* copied_weights_ = nullptr;
   void* copied_bias_ = nullptr;
+  std::atomic<int> precision_{-1};
   float weight_table_[256];        // of indexed types
   float bias_table_[256];
 };

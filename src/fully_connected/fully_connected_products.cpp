@@ -163,7 +163,7 @@ gemm::Product Multiply::engine_product() const {
   p.accumulate = accumulate && !to_;
   p.column_bias = !bias ? nullptr : bias_ ? bias_ : static_cast<const float*>(bias->values.data);
   p.activation = activation;
-  p.precision = precision();
+  p.precision = precision;
   return p;
 }
 
@@ -299,7 +299,7 @@ gemm::Product Outer::engine_product() const {
   p.c = to_ ? to_ : static_cast<float*>(const_cast<void*>(to.values.data));
   p.c_row = to_ ? to.columns : to.row;
   p.accumulate = accumulate && !to_;
-  p.precision = precision();
+  p.precision = precision;
   return p;
 }
 

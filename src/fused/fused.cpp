@@ -3,7 +3,8 @@
 // What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values
 // the three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a
 // float32 copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling
-// thread, as u does. Letters as in fused.h.
+// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_narrow.h. Letters as in
+// fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "activation/activation_walk.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "fused/fused_narrow.h"
+#include "fused/fused_room.h"
 
 namespace obn::fused {
 
@@ -51,45 +54,6 @@ BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
   return descriptor;
 }
 
-// The parts of one call's workspace; with block NULL only their size is counted.
-class Room {
- public:
-  explicit Room(std::byte* block = nullptr) : block_(block) {}
-
-  std::byte* take(size_t bytes) {
-    std::byte* place = block_ ? block_ + used_ : nullptr;
-    if (used_ == SIZE_MAX || bytes > SIZE_MAX / 2 - used_) {
-      used_ = SIZE_MAX;
-    } else {
-      used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    }
-    return place;
-  }
-  template <class T>
-  T* take_many(size_t rows, size_t columns) {
-    size_t n;
-    const bool fits = !__builtin_mul_overflow(rows, columns, &n) && n <= SIZE_MAX / sizeof(T);
-    return reinterpret_cast<T*>(take(fits ? n * sizeof(T) : SIZE_MAX));
-  }
-  std::byte* values(const View& view, size_t batch) {
-    size_t bytes;
-    return take(__builtin_mul_overflow(view.count * bytes_of(view.type), batch, &bytes) ? SIZE_MAX : bytes);
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* block_;
-  size_t used_ = 0;
-};
-
-std::byte* workspace_for(const Room& counted) {
-  if (counted.used() == SIZE_MAX) {
-    fail("batch: expected a size whose workspace can be addressed; it overflows");
-    return nullptr;
-  }
-  return scratch() ? workspace(counted.used()) : nullptr;
-}
-
 // ---- with a normalization ----
 
 // body(sample, run, u), as the normalization calls it.
@@ -99,25 +63,50 @@ normalization::RunSink sink_of(const Body& body) {
           const_cast<void*>(static_cast<const void*>(&body))};
 }
 
+// The runs of a first layer that makes single ones.
+template <class First>
+struct MadeRuns {
+  const First& first;
+  const typename First::Forward& f;
+
+  normalization::RunSource source() {
+    return {[](void* context, size_t n, size_t run, float* x) {
+              const auto& of = *static_cast<const MadeRuns*>(context);
+              of.first.make_run(of.f, n, run, x);
+            },
+            [](void* context, size_t n, size_t run, const float* (&from)[2]) {
+              const auto& of = *static_cast<const MadeRuns*>(context);
+              of.first.find_run(of.f, n, run, from);
+            },
+            this};
+  }
+};
+
 template <class First>
 class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
-      : Fused(kKind, options), first_(options, type), second_(options) {}
-  ~Normalized() override { options().release(z_); }
+      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options) {}
+  ~Normalized() override { options().release(z_block_); }
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
     BNNSLayerParametersNormalization block = *static_cast<const BNNSLayerParametersNormalization*>(blocks[1]);
     const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
     if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
     block.i_desc = packed(block.i_desc);
-    return first_.prepare(blocks[0]) != 0 ? -1 : second_.prepare(types[1], block);
+    if (first_.prepare(blocks[0]) != 0 || second_.prepare(types[1], block) != 0) return -1;
+    is_narrow_ = first_.convolution() && narrow_.prepare(first_.convolution(), &second_);
+    return 0;
   }
   bool takes_many() const override { return First::kTakesMany; }
   int apply_fused(const ForwardArguments& arguments) override;
   int apply_fused_backward(const BackwardArguments& arguments) override;
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
   }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
@@ -130,42 +119,48 @@ class Normalized final : public Fused {
   Tensor tensor(const void* data) const { return Tensor(first_.output(), data, first_.output().count); }
   bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
-  int reserve(size_t batch);
+  int reserve(size_t batch, const void* y);
   void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
   void run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u, std::byte* work) const;
 
   First first_;
   normalization::Normalization second_;
-  std::byte* z_ = nullptr;  // of the last training call
+  NarrowNorm narrow_;
+  bool is_narrow_ = false;  // then narrow_ runs both layers
+  std::byte* z_block_ = nullptr;
   size_t z_bytes_ = 0;
+  std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
 };
 
 // Room for what a training call keeps, or -1 with a sentence.
 template <class First>
-int Normalized<First>::reserve(size_t batch) {
+int Normalized<First>::reserve(size_t batch, const void* y) {
   normalization::State& state = second_.state;
-  const size_t needed = keeps_z() ? batch * first_.output().count * sizeof(float) : 0;
+  const size_t needed = keeps_z() ? batch * first_.output().count * sizeof(float) + kAlignment : 0;
   if (needed > z_bytes_) {
     auto* fresh = static_cast<std::byte*>(options().get(needed));
     if (!fresh) return -1;
-    options().release(z_);
-    z_ = fresh;
+    options().release(z_block_);
+    z_block_ = fresh;
     z_bytes_ = needed;
     state.batch = 0;  // what was kept is gone
   }
+  const bool is_float32 = second_.output().type == BNNSDataTypeFloat32;
+  if (keeps_z()) z_ = z_block_ + (is_float32 ? reinterpret_cast<uintptr_t>(y) % kAlignment : 0);
   return state.reserve(second_.plan, options(), batch, !keeps_z());
 }
 
 template <class First>
 size_t Normalized<First>::kept_bytes(size_t batch) const {
+  if (is_narrow_) return narrow_.kept_bytes(batch);
   const size_t state = normalization::State::bytes_for(second_.plan, batch, !keeps_z());
   size_t z = 0;
   if (state == SIZE_MAX ||
-      (keeps_z() && __builtin_mul_overflow(batch, first_.output().count * sizeof(float), &z)) || z > SIZE_MAX / 2) {
+      (keeps_z() && __builtin_mul_overflow(batch, first_.output().count * sizeof(float), &z)) || z > SIZE_MAX / 4) {
     fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
     return SIZE_MAX;
   }
-  return state + z;
+  return state + z + (keeps_z() ? kAlignment : 0);
 }
 
 // True where y has the shape of z without gaps: then an inference needs no other memory for z.
@@ -184,13 +179,18 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   if (first_.check(a, &f) != 0 || second_.check_output(a.batch, a.y, a.y_stride, &y_step) != 0 ||
       first_.check_apart(a, f, {"output", &second_.output(), a.y, y_step, a.batch}) != 0)
     return -1;
+  if constexpr (First::kIsConvolution) {
+    if (is_narrow_) return narrow_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step, a.training);
+  }
   const Tensor to(second_.output(), a.y, y_step);
   const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
   size_t kept = 0;
-  if (keeps && __builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept))
+  if (keeps && (__builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept) || kept > SIZE_MAX / 4))
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
   const normalization::Plan& plan = second_.plan;
-  const bool in_parts = keeps && kept >= kFarBytes && takes_moments(plan) && first_.runs_in_parts(f);
+  const bool is_far = keeps && kept >= kFarBytes;
+  const bool in_runs = is_far && takes_source(plan, a.batch, to) && first_.makes_runs(f);
+  const bool in_parts = is_far && !in_runs && takes_moments(plan) && first_.runs_in_parts(f);
   normalization::RunMoments* moments = nullptr;
   const auto lay_out = [&](Room* room, std::byte** z) {
     if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);
@@ -203,8 +203,13 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   lay_out(&counted, &z);
   Room room(workspace_for(counted));
   std::byte* work = lay_out(&room, &z);
-  if (!work || (a.training && reserve(a.batch) != 0)) return -1;
+  if (!work || (a.training && reserve(a.batch, a.y) != 0)) return -1;
   if (keeps) z = z_;
+  if (in_runs) {
+    MadeRuns<First> runs = {first_, f};
+    forward_from(plan, &second_.state, a.batch, runs.source(), tensor(z), to, work);
+    return 0;
+  }
   if (in_parts) {
     run_parts(f, a.batch, reinterpret_cast<float*>(z), moments);
   } else {
@@ -279,10 +284,17 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
+  if constexpr (First::kIsConvolution) {
+    if (is_narrow_) return narrow_.apply_backward(b.g, g);
+  }
   const normalization::Plan& plan = second_.plan;
-  const bool by_runs = first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) && first_.takes_runs(b);
+  Tensor copies[2];
+  const bool is_copied = first_is_wanted && keeps_z() && first_.find_copies(b, copies) &&
+                         takes_twin(plan, a.batch, g.dy, g.y, copies[0], copies[1]);
+  const bool by_runs = !is_copied && first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) &&
+                       first_.takes_runs(b);
   const size_t parts = first_is_wanted && keeps_z() ? first_.parts(b) : 0;
-  const bool has_u = first_is_wanted && !by_runs;
+  const bool has_u = first_is_wanted && !by_runs && !is_copied;
   const auto lay_out = [&](Room* room, std::byte** work) {
     std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
     const size_t bytes = backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
@@ -296,6 +308,10 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   Room room(workspace_for(counted));
   std::byte* u = lay_out(&room, &work);
   if (!work) return -1;
+  if (is_copied) {
+    backward_twice(plan, second_.state, g.dy, g.y, copies[0], copies[1], g.dbeta, g.dgamma, work);
+    return 0;
+  }
   const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
   const normalization::RunSink sink = sink_of(take);
   backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
@@ -321,6 +337,7 @@ void Normalized<First>::run_parts(const typename First::Backward& b, size_t batc
 template <class First>
 size_t Normalized<First>::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
+  if (is_narrow_) return narrow_.work_bytes(batch);
   const size_t first = first_.work_bytes(batch), second = second_.work_bytes(batch);
   if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
   Room room;
@@ -357,6 +374,10 @@ class Quantized final : public Fused {
   }
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
   }
   size_t work_bytes(size_t batch) const override {
     if (batch == 0) return 0;

@@ -54,6 +54,7 @@ class ConvolutionFirst {
  public:
   static constexpr size_t kParameters = 2;  // gradients of its own: weights, bias
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = true;
 
   ConvolutionFirst(const Options& options, BNNSFilterType type)
       : layer_(options, type == BNNSTransposedConvolution) {}
@@ -64,6 +65,7 @@ class ConvolutionFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return &layer_; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const;  // to be done at a time, so that z stays near
 
@@ -81,6 +83,9 @@ class ConvolutionFirst {
   void run_part(const Forward& f, size_t sample, size_t, float* z) const {  // z: of this part
     layer_.run_alone(f.run, f.x, sample, z);
   }
+  static bool makes_runs(const Forward&) { return false; }
+  static void make_run(const Forward&, size_t, size_t, float*) {}
+  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
 
   struct Backward {
     convolution::Gradients g;
@@ -103,6 +108,7 @@ class ConvolutionFirst {
   void finish_parts(const Backward& b, std::byte* work) const { layer_.finish_parts(b.run, b.g, work); }
   static bool takes_runs(const Backward&) { return false; }
   static void take_run(const Backward&, size_t, size_t, float*) {}
+  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
 
  private:
   convolution::Convolution layer_;
@@ -112,6 +118,7 @@ class FullyConnectedFirst {
  public:
   static constexpr size_t kParameters = 2;
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = false;
 
   FullyConnectedFirst(const Options& options, BNNSFilterType) : layer_(options) {}
 
@@ -121,6 +128,7 @@ class FullyConnectedFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return &layer_; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const { return batch; }
 
@@ -134,6 +142,9 @@ class FullyConnectedFirst {
   static bool runs_in_parts(const Forward&) { return false; }
   static size_t part_channels() { return 1; }
   static void run_part(const Forward&, size_t, size_t, float*) {}
+  static bool makes_runs(const Forward&) { return false; }
+  static void make_run(const Forward&, size_t, size_t, float*) {}
+  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -150,6 +161,7 @@ class FullyConnectedFirst {
   static void finish_parts(const Backward&, std::byte*) {}
   static bool takes_runs(const Backward&) { return false; }
   static void take_run(const Backward&, size_t, size_t, float*) {}
+  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
 
  private:
   fully_connected::FullyConnected layer_;
@@ -159,6 +171,7 @@ class ArithmeticFirst {
  public:
   static constexpr size_t kParameters = 0;
   static constexpr bool kTakesMany = true;
+  static constexpr bool kIsConvolution = false;
 
   ArithmeticFirst(const Options& options, BNNSFilterType) : threads_(options.threads) {}
 
@@ -168,6 +181,7 @@ class ArithmeticFirst {
   const View& output() const { return plan_.output(); }
   bool has_activation() const { return plan_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t) const { return plan_.work_bytes(); }
   size_t most_samples(size_t batch) const { return batch; }
 
@@ -179,6 +193,10 @@ class ArithmeticFirst {
   bool runs_in_parts(const Forward&) const { return has_channels_; }
   size_t part_channels() const { return part_.output().extent[2]; }
   void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
+  // Single channels of a sample, in any order and without scratch(); and where the first two operands of one lie.
+  bool makes_runs(const Forward& f) const;
+  void make_run(const Forward& f, size_t sample, size_t channel, float* z) const;
+  void find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const;
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -196,10 +214,11 @@ class ArithmeticFirst {
   // Single channels of a sample. u: of this one.
   bool takes_runs(const Backward&) const { return has_channels_; }
   void take_run(const Backward& b, size_t sample, size_t channel, float* u) const;
+  // Both inputs of a sum receive u itself: where.
+  bool find_copies(const Backward& b, normalization::Tensor (&copies)[2]) const;
 
  private:
   int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
-  bool streams_sum(const Backward& b) const;
 
   arithmetic::Plan plan_;
   arithmetic::Plan channel_;   // the same for images of one channel

@@ -11,7 +11,6 @@ namespace {
 
 constexpr size_t kNearBytes = size_t{8} << 20;     // of z, done at a time
 constexpr size_t kPartBytes = size_t{64} << 10;    // of z in a part of arithmetic
-constexpr size_t kStreamBytes = size_t{16} << 20;  // results from this on are written past the caches
 
 void pack(BNNSNDArrayDescriptor* descriptor) { std::fill_n(descriptor->stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0}); }
 
@@ -272,6 +271,37 @@ void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, 
   part_.run(part);
 }
 
+bool ArithmeticFirst::makes_runs(const Forward& f) const {
+  if (!has_channels_ || has_activation() || plan_.output().type != BNNSDataTypeFloat32) return false;
+  for (size_t k = 0; k < plan_.inputs(); ++k) {
+    const View& x = *f.x[k].view;
+    if (x.stride[0] != 1 || x.stride[1] != x.extent[0]) return false;
+  }
+  return true;
+}
+
+namespace {
+
+// The beginning of a channel of operands of float32.
+const float* channel_at(const arithmetic::Operand& x, size_t sample, size_t channel) {
+  return reinterpret_cast<const float*>(x.data) + sample * x.step + channel * x.view->stride[2];
+}
+
+}  // namespace
+
+void ArithmeticFirst::make_run(const Forward& f, size_t sample, size_t channel, float* z) const {
+  arithmetic::Sources sources;
+  for (size_t s = 0; s < arithmetic::kSources; ++s) {
+    sources.p[s] = channel_at(f.x[s < plan_.inputs() ? s : 0], sample, channel);
+    sources.moves[s] = s < plan_.inputs();
+  }
+  plan_.run_row(sources, z, channel_.output().count);
+}
+
+void ArithmeticFirst::find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const {
+  for (size_t k = 0; k < 2; ++k) from[k] = k < plan_.inputs() ? channel_at(f.x[k], sample, channel) : nullptr;
+}
+
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {
   return plan_.check_gradients({a.batch, a.inputs, a.x, a.x_stride, a.dx, a.dx_stride, z, 0, nullptr, 0}, b);
 }
@@ -297,29 +327,16 @@ void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   plan_.run(*b, work);
 }
 
-// Both inputs of a sum receive u itself. Copies this large go past the caches.
-bool ArithmeticFirst::streams_sum(const Backward& b) const {
-  if (plan_.function() != BNNSArithmeticAdd || b.targets != 2 ||
-      b.batch * plan_.output().count * sizeof(float) < kStreamBytes)
-    return false;
+bool ArithmeticFirst::find_copies(const Backward& b, normalization::Tensor (&copies)[2]) const {
+  if (!has_channels_ || plan_.function() != BNNSArithmeticAdd || b.targets != 2) return false;
   for (size_t t = 0; t < 2; ++t) {
-    const View& v = b.dx_view[t];
-    constexpr size_t kLine = kAlignment / sizeof(float);
-    const bool on_lines = reinterpret_cast<uintptr_t>(b.dx[t].data) % kAlignment == 0 && b.dx[t].step % kLine == 0 &&
-                          v.stride[2] % kLine == 0;
-    if (v.accumulate || v.stride[0] != 1 || v.stride[1] != v.extent[0] || !on_lines) return false;
+    if (b.dx_view[t].accumulate) return false;
+    copies[t] = normalization::Tensor(b.dx_view[t], b.dx[t].data, b.dx[t].step);
   }
   return true;
 }
 
 void ArithmeticFirst::take_run(const Backward& b, size_t sample, size_t channel, float* u) const {
-  if (streams_sum(b)) {
-    for (size_t t = 0; t < 2; ++t)
-      activation::targets.best().stream(
-          u, reinterpret_cast<float*>(b.dx[t].data) + sample * b.dx[t].step + channel * b.dx_view[t].stride[2],
-          channel_.output().count);
-    return;
-  }
   Backward part;
   part.batch = 1;
   part.from_y = b.from_y;

@@ -87,6 +87,7 @@ struct Forward {
   const float *gamma = nullptr, *beta = nullptr;  // one value each
   float low = 0.0f;
   bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
+  const float* fetch[2] = {};             // (length) each: brought near meanwhile, for whoever comes next; or NULL
   Runs next;                              // of the same shape: their moments are gathered on the way
   RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
 };
@@ -116,12 +117,15 @@ enum class Mask {
 struct Gradient {
   size_t count = 0, length = 0;
   Runs dy, y, x, dx;
+  Runs also;                     // dx goes here too; only with `stream`, and aligned as dx is. data NULL: nowhere
   Standard standard;
   Mask mask = Mask::none;
   float mask_gamma = 1.0f, mask_beta = 0.0f;
   const float* gamma = nullptr;  // one value
   float mean_g = 0.0f, mean_g_xhat = 0.0f;
   bool accumulate = false, stream = false;
+  const Gradient* next = nullptr;  // of the same shape: only with `stream`, its sums are gathered on the way
+  Sums* next_sums = nullptr;
 };
 
 // Gradients of up to kRowsTogether rows with the same γ.
@@ -174,6 +178,7 @@ struct Kernels {
   void (*column_forward)(const Columns& job);
   void (*column_sums)(const ColumnGradient& job, Sums* sums);
   void (*column_gradient)(const ColumnGradient& job);
+  void (*end_streams)();  // after the last call that streams, on its thread: others may read what was written
 };
 
 extern const Targets<Kernels> targets;
@@ -264,6 +269,21 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
+// The running statistics after a training call whose groups had these means and population variances.
+void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances);
+
+// Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be fetched beforehand.
+struct RunSource {
+  void (*make)(void* context, size_t n, size_t run, float* x);
+  void (*find)(void* context, size_t n, size_t run, const float* (&from)[2]);
+  void* context;
+};
+// For a training call whose state has no copy: x is made and written to `kept`, packed float32, and y from it, group
+// by group while it is near. No run is made from where y of another one lies.
+bool takes_source(const Plan& plan, size_t batch, const Tensor& y);
+void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
+                  const Tensor& y, std::byte* work);
+
 // Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
 // scratch; the first half is free.
 struct RunSink {
@@ -277,6 +297,13 @@ bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
               const RunSink* sink = nullptr);
+
+// The same with the input gradient in two places, where they lie alike and are large (takes_twin).
+bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                const Tensor& twin);
+void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work);
 
 // The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
 // count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same

@@ -40,6 +40,7 @@ constexpr size_t kPiece = 16384;                      // values of a piece, at l
 constexpr size_t kBlock = 2048;                       // values converted at a time
 constexpr size_t kStage = kScratchBytes / 4 - kBlock; // floats of scratch for one group; the rest is for a block
 constexpr size_t kStreamBytes = size_t{16} << 20;     // results from this on are written past the caches
+constexpr size_t kNearValues = size_t{1} << 15;       // of a group, so that four times as many floats lie near
 constexpr size_t kRowBlocks = 64;                     // partial sums of dγ and dβ, at most
 constexpr size_t kRowBlockRows = 16;                  // rows of each, at least
 constexpr size_t kMomentsTogether = 64;               // runs whose moments are averaged at a time
@@ -50,6 +51,12 @@ const activation::Kernels& conversion() { return activation::targets.best(); }
 // Groups of a piece: not too few values, and some groups one after the other where there are many.
 size_t groups_together(size_t groups, size_t values) {
   return std::max({size_t{1}, kPiece / values, std::min(groups / 16, std::max<size_t>(4, 4 * kPiece / values))});
+}
+
+// The same where a group's memory is read while that of the one before is written: more of them. A group has the same
+// result in any piece.
+size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) {
+  return std::max(groups_together(groups, values), groups / (4 * threads_for(thread_limit)));
 }
 
 // ---- workspace: counted first, then placed ----
@@ -216,25 +223,25 @@ struct ForwardWork {
 class ForwardCall {
  public:
   ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-              const RunMoments* moments)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), x_ready_(is_ready(plan, x)),
-        y_ready_(is_ready(plan, y)), room_(work),
+              const RunMoments* moments, const RunSource* source = nullptr)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), source_(source),
+        x_ready_(is_ready(plan, x)), y_ready_(is_ready(plan, y)), room_(work),
         work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool copies = state && state->copy;
+    const bool copies = state && (state->copy || source);
     const bool streams = bytes * (copies ? 2 : 1) >= kStreamBytes;
     stream_y_ = streams && y_ready_ && acts_in_kernel();
     stream_copy_ = streams && copies;
     if (!state) return;
-    if (copies) {
+    if (copies && !source) {
       // The copy gets the alignment of y, so that both may be streamed.
       const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
       const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
       state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
     }
-    state->x = copies ? state->copy : reinterpret_cast<const float*>(x.walk.data);
+    state->x = state->copy ? state->copy : reinterpret_cast<const float*>(x.walk.data);
     state->batch = batch;
     if (!masks_by_input(plan)) return;
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
@@ -252,16 +259,22 @@ class ForwardCall {
       });
     } else {
       const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
                 [&](size_t first, size_t count) {
         const size_t end = first + count;
-        if (plan_.is_rows) return rows(first, end);
-        RunMoments moments[kMomentsTogether];
-        bool is_gathered = false;
-        for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
+        if (plan_.is_rows) {
+          rows(first, end);
+        } else if (source_) {
+          made_groups(first, end);
+        } else {
+          RunMoments moments[kMomentsTogether];
+          bool is_gathered = false;
+          for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
+        }
+        if (stream_y_) plan_.kernels->end_streams();
       });
     }
-    if (work_.mean) update_moving();
+    if (work_.mean) update_moving(plan_, batch_, work_.mean, work_.variance);
   }
 
  private:
@@ -318,6 +331,58 @@ class ForwardCall {
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
     return gathers;
+  }
+
+  // Run k of a group.
+  struct RunPlace {
+    size_t n, run;
+  };
+  RunPlace run_at(const Span& span, size_t k) const {
+    const size_t run = span.first / plan_.length;
+    return span.samples > 1 ? RunPlace{k, run} : RunPlace{span.n, run + k};
+  }
+
+  void make_run(const Span& span, size_t k, float* stage, RunMoments* moments) const {
+    const RunPlace place = run_at(span, k);
+    float* x = stage + k * plan_.length;
+    source_->make(source_->context, place.n, place.run, x);
+    plan_.kernels->run_moments({x, plan_.length}, 1, plan_.length, moments + k);
+  }
+
+  // Run by run, y of a group is written, then x of the next group is made in the place of what was read.
+  void made_groups(size_t first, size_t end) const {
+    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
+    RunMoments* moments = reinterpret_cast<RunMoments*>(scratch());
+    const size_t values = plan_.group_values(batch_), count = values / plan_.length;
+    float* stage = reinterpret_cast<float*>(scratch()) + kBlock;
+    for (size_t k = 0; k < count; ++k) make_run(span_of(plan_, batch_, first), k, stage, moments);
+    for (size_t g = first; g < end; ++g) {
+      const Span span = span_of(plan_, batch_, g), next = span_of(plan_, batch_, std::min(g + 1, end - 1));
+      Moments m;
+      for (size_t k = 0; k < count; k += kMomentsTogether)
+        add_runs(moments + k, 1, std::min(kMomentsTogether, count - k), plan_.length, &m);
+      double variance = m.squares / m.count;
+      take_statistics(g, run_at(span, 0).run, &m.mean, &variance);
+      Forward job;
+      job.count = 1;
+      job.length = plan_.length;
+      job.standard = standard_of(m.mean, variance, plan_.epsilon);
+      keep(g, job.standard);
+      job.low = low();
+      job.stream_y = stream_y_;
+      job.stream_copy = stream_copy_;
+      for (size_t k = 0; k < count; ++k) {
+        const RunPlace place = run_at(span, k), after = run_at(next, k);
+        job.x = {stage + k * plan_.length, 0};
+        job.y = {address(y_, place.n, place.run * plan_.length), 0};
+        job.copy = {address(x_, place.n, place.run * plan_.length), 0};
+        job.gamma = &gamma[place.run];
+        job.beta = &beta[place.run];
+        if (g + 1 < end) source_->find(source_->context, after.n, after.run, job.fetch);
+        plan_.kernels->channel_forward(job);
+        if (g + 1 < end) make_run(next, k, stage, moments);
+      }
+    }
   }
 
   float* copy() const { return state_ ? state_->copy : nullptr; }
@@ -444,35 +509,12 @@ class ForwardCall {
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
   }
 
-  // moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
-  void update_moving() const {
-    const size_t samples = plan_.spans_batch() ? 1 : batch_;
-    const double size = static_cast<double>(plan_.group_values(batch_));
-    const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
-    const double momentum = static_cast<double>(plan_.momentum);
-    const auto update = [&](float* moving, double current) {
-      // momentum 0 forgets what was there, also what is not a number
-      const double kept = momentum > 0.0 ? momentum * static_cast<double>(*moving) : 0.0;
-      *moving = static_cast<float>(kept + (1.0 - momentum) * current);
-    };
-    for (size_t c = 0; c < plan_.runs; ++c) {
-      double mean = 0.0, variance = 0.0;
-      for (size_t n = 0; n < samples; ++n) {
-        mean += work_.mean[n * plan_.runs + c];
-        variance += work_.variance[n * plan_.runs + c];
-      }
-      const double count = static_cast<double>(samples);
-      if (plan_.moving_mean) update(plan_.moving_mean + c * plan_.moving_mean_step, mean / count);
-      if (plan_.moving_variance)
-        update(plan_.moving_variance + c * plan_.moving_variance_step, unbiased * variance / count);
-    }
-  }
-
   const Plan& plan_;
   State* state_;
   size_t batch_;
   const Tensor &x_, &y_;
   const RunMoments* moments_;
+  const RunSource* source_;
   bool x_ready_, y_ready_;
   Room room_;
   ForwardWork work_;
@@ -533,17 +575,22 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
   return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
+bool streams_gradient(const Plan& plan, size_t batch) {
+  return batch * plan.sample() * sizeof(float) * 2 >= kStreamBytes;
+}
+
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
                bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-               const RunSink* sink = nullptr)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), accumulate_(accumulate),
+               const RunSink* sink = nullptr, const Tensor* twin = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), twin_(twin),
+        accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
-    stream_ = batch_ * plan.sample() * sizeof(float) * 2 >= kStreamBytes && !stages_ && !accumulate;
+    stream_ = streams_gradient(plan, batch_) && !stages_ && !accumulate;
   }
 
   // All sums; with them, group by group, the input gradient where it is given.
@@ -560,9 +607,11 @@ class BackwardCall {
       });
     } else {
       const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_together(groups, plan_.group_values(batch_)), plan_.threads,
+      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
                 [&](size_t first, size_t count) {
-        for (size_t g = first; g < first + count; ++g) group(g);
+        bool is_summed = false;
+        for (size_t g = first; g < first + count; ++g) is_summed = group(g, g + 1 < first + count, is_summed);
+        if (stream_) plan_.kernels->end_streams();
       });
     }
     if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
@@ -635,37 +684,63 @@ class BackwardCall {
     if (job->y.data) job->y.data += job->y.step;
     job->x.data += job->x.step;
     if (job->dx.data) job->dx.data += job->dx.step;
+    if (job->also.data) job->also.data += job->also.step;
   }
 
-  void group(size_t g) const {
+  // Where the sums of a group's channels go.
+  Sums* sums_at(const Span& span, size_t g) const {
+    return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
+  }
+
+  // Its sums may have been gathered already; those of the next group are gathered while this one's gradient is
+  // written. True: they are.
+  bool group(size_t g, bool has_next, bool is_summed) const {
     const Span span = span_of(plan_, batch_, g);
     float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
     if (stages_) make_dz(span, stage);
     Gradient job = job_of(span, g, stage);
     if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
+    if (twin_) job.also = runs_in(plan_, *twin_, span);
     job.stream = stream_;
     const PerChannel gamma = {gamma_, kOne};
     const size_t run = span.first / plan_.length;
     const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
     const size_t count = shares_gamma ? 1 : span.length / plan_.length;
     job.count = span.samples;
-    Sums all, *sums = work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + run);
+    Sums all, *sums = sums_at(span, g);
     Gradient at = job;
     for (size_t k = 0; k < count; ++k, advance(&at)) {
       set_channel(&at, run + k);
-      sums[k] = plan_.kernels->channel_sums(at);
+      if (!is_summed) sums[k] = plan_.kernels->channel_sums(at);
       all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
     work_.means[g] = means_of(all, static_cast<double>(span.values()));
-    if (sink_) return drain(job, g, span);
-    if (!dx_.is_given()) return;
+    if (sink_) {
+      drain(job, g, span);
+      return false;
+    }
+    if (!dx_.is_given()) return false;
     set_means(&job, g);
+    const bool gathers = has_next && stream_ && span.values() <= kNearValues;
+    Gradient next;
+    Span next_span = {};
+    if (gathers) {
+      next_span = span_of(plan_, batch_, g + 1);
+      next = job_of(next_span, g + 1, nullptr);
+      job.next = &next;
+      job.next_sums = sums_at(next_span, g + 1);
+    }
     for (size_t k = 0; k < count; ++k, advance(&job)) {
       set_channel(&job, run + k);
+      if (gathers) set_channel(&next, next_span.first / plan_.length + k);
       plan_.kernels->channel_gradient(job);
+      if (!gathers) continue;
+      advance(&next);
+      ++job.next_sums;
     }
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+    return gathers;
   }
 
   // The input gradient run by run, last run first: it was read last.
@@ -820,6 +895,7 @@ class BackwardCall {
         if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
         for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
       }
+      if (stream_) plan_.kernels->end_streams();
     });
     if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
     if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
@@ -897,6 +973,7 @@ class BackwardCall {
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
   const RunSink* sink_;
+  const Tensor* twin_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
@@ -960,6 +1037,30 @@ int State::reserve(const Plan& plan, const Options& options, size_t samples, boo
   return 0;
 }
 
+// moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
+void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances) {
+  const size_t samples = plan.spans_batch() ? 1 : batch;
+  const double size = static_cast<double>(plan.group_values(batch));
+  const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
+  const double momentum = static_cast<double>(plan.momentum);
+  const auto update = [&](float* moving, double current) {
+    // momentum 0 forgets what was there, also what is not a number
+    const double kept = momentum > 0.0 ? momentum * static_cast<double>(*moving) : 0.0;
+    *moving = static_cast<float>(kept + (1.0 - momentum) * current);
+  };
+  for (size_t c = 0; c < plan.runs; ++c) {
+    double mean = 0.0, variance = 0.0;
+    for (size_t n = 0; n < samples; ++n) {
+      mean += means[n * plan.runs + c];
+      variance += variances[n * plan.runs + c];
+    }
+    const double count = static_cast<double>(samples);
+    if (plan.moving_mean) update(plan.moving_mean + c * plan.moving_mean_step, mean / count);
+    if (plan.moving_variance)
+      update(plan.moving_variance + c * plan.moving_variance_step, unbiased * variance / count);
+  }
+}
+
 size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training) {
   Room room(nullptr);
   ForwardWork(plan, batch, training, !is_ready(plan, x) || !is_ready(plan, y), &room);
@@ -979,10 +1080,39 @@ void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, cons
   ForwardCall(plan, state, batch, x, y, work, moments).run();
 }
 
+bool takes_source(const Plan& plan, size_t batch, const Tensor& y) {
+  const size_t values = plan.group_values(batch);
+  return takes_moments(plan) && is_ready(plan, y) && (plan.activation.is_identity() || plan.is_relu) &&
+         values <= kStage && values / plan.length * sizeof(RunMoments) <= kBlock * sizeof(float);
+}
+
+void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
+                  const Tensor& y, std::byte* work) {
+  ForwardCall(plan, state, batch, kept, y, work, nullptr, &source).run();
+}
+
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
               const RunSink* sink) {
   BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
+}
+
+// Streams of two places start at the same distance from a cache line in every run.
+bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                const Tensor& twin) {
+  if (!takes_moments(plan) || !streams_gradient(plan, batch) || stages_dz(plan, dy, y, dx) || !is_ready(plan, twin))
+    return false;
+  const auto alike = [](size_t a, size_t b) { return (a - b) * sizeof(float) % kAlignment == 0; };
+  const size_t apart = static_cast<size_t>(twin.walk.data - dx.walk.data);
+  bool all = apart % kAlignment == 0 && alike(dx.step, twin.step) && dx.walk.rank == twin.walk.rank;
+  for (size_t k = 0; all && k < dx.walk.rank; ++k) all = alike(dx.walk.stride[k], twin.walk.stride[k]);
+  return all;
+}
+
+void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work, nullptr, &twin).run();
 }
 
 void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,

@@ -1,0 +1,355 @@
+"""The memory and the calls of a network for one batch size.
+
+Blocks are laid out as a tape of values; every value knows when it is first and last used; values
+that are never used at the same time share their place in one arena. Then all calls of a step are
+bound to their arrays, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ._spec import aligned
+from .blocks import Block, Flatten, Shape, Values
+
+_LINE = 64
+
+
+@dataclass(eq=False)
+class Stage:
+    """A block of a network with its name and the shapes of its samples."""
+
+    name: str
+    block: Block
+    input: Shape
+    output: Shape
+
+
+@dataclass(eq=False)
+class Fork:
+    """Branches of a network: the stages of each path, and how their ends are joined."""
+
+    name: str
+    paths: list[list[Stage | Fork]]
+    join: str
+    output: Shape
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """A piece of the arena, in use from its first to its last moment."""
+
+    label: str
+    size: int
+    first: int
+    last: int
+    offset: int = 0
+
+
+@dataclass(eq=False)
+class _Value:
+    """An array of a step: a buffer of its own, or another value seen differently."""
+
+    shape: Shape
+    buffer: _Buffer
+    dtype: str = "float32"
+    of: _Value | None = None
+    look: Callable[[Values], Values] = lambda array: array
+    users: int = 0
+    gradient: _Value | None = None
+    array: Any = None
+
+    def place(self, arena: Values) -> Any:
+        """The array in the arena."""
+        if self.array is None and self.of is not None:
+            self.array = self.look(self.of.place(arena))
+        elif self.array is None:
+            memory = arena[self.buffer.offset :][: self.buffer.size].view(self.dtype)
+            self.array = memory[: prod(self.shape)].reshape(self.shape)
+        return self.array
+
+    def seen(self, shape: Shape, look: Callable[[Values], Values]) -> _Value:
+        return _Value(shape, self.buffer, self.dtype, self, look)
+
+
+@dataclass(eq=False)
+class _Node:
+    """A place on the tape: inputs, output, and the way back."""
+
+    name: str
+    inputs: list[_Value]
+    output: _Value
+    block: Block | None = None  # None: the values are joined or seen differently
+    rooms: dict[str, _Value] = field(default_factory=dict)
+    # of the output's gradient, one for each input
+    parts: list[Callable[[Values], Values]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A function and the values it is to be called with."""
+
+    run: Callable[..., None]
+    values: tuple[_Value | None, ...]
+    rooms: dict[str, _Value] | None
+    name: str
+    result: Any
+
+    def bound(self, arena: Values) -> Callable[[], None]:
+        arrays = [None if value is None else value.place(arena) for value in self.values]
+        if self.rooms is None:
+            return partial(self.run, *arrays)
+        rooms = {name: value.place(arena) for name, value in self.rooms.items()}
+        return partial(self.run, *arrays, rooms=rooms)
+
+
+class Plan:
+    """Arrays and calls of a network for one batch size.
+
+    ``print(plan)`` shows what lies where, and in use from which call of a step to which.
+
+    Attributes:
+        batch: number of samples.
+        nbytes: size of the arena.
+        input, output: arrays (batch, *shape) in the arena.
+        output_gradient, input_gradient: the same for the gradients; None where there is none.
+    """
+
+    def __init__(
+        self,
+        stages: list[Stage | Fork],
+        input_shape: Shape,
+        batch: int,
+        gradients: Callable[[str], Mapping[str, Values]] | None = None,
+        wants_input_gradient: bool = False,
+    ) -> None:
+        """gradients: the arrays for a block's parameters by its name; None plans inference."""
+        self.batch = batch
+        self._trains = gradients is not None
+        self._buffers: list[_Buffer] = []
+        self._tape: list[_Node] = []
+        self._calls: list[_Call] = []
+        self._now = 0
+        x = self._value("input", (batch, *input_shape))
+        y = self._sequence(stages, x)
+        self._touch(y)
+        ahead = len(self._calls)
+        if gradients is not None:
+            y.gradient = self._value("gradient of the output", y.shape)
+            self._now += 1
+            self._go_back(gradients, x, wants_input_gradient)
+        self.nbytes = _place(self._buffers)
+        arena = aligned((self.nbytes,), np.dtype(np.uint8))
+        calls = [call.bound(arena) for call in self._calls]
+        self._forward, self._backward = calls[:ahead], calls[ahead:]
+        self.input, self.output = x.place(arena), y.place(arena)
+        self.output_gradient: Any = None if y.gradient is None else y.gradient.place(arena)
+        self.input_gradient: Any = None if x.gradient is None else x.gradient.place(arena)
+
+    def forward(self) -> None:
+        """All blocks, from ``input`` to ``output``."""
+        for call in self._forward:
+            call()
+
+    def backward(self) -> None:
+        """All blocks backward, from ``output_gradient``."""
+        for call in self._backward:
+            call()
+
+    def walk(self) -> Iterator[tuple[str, Values]]:
+        """``forward`` call by call: the name of each block and its result."""
+        yield "input", self.input
+        for call, bound in zip(self._calls, self._forward, strict=False):
+            bound()
+            yield call.name, call.result.array
+
+    def __str__(self) -> str:
+        rows = [f"{'array':32} {'bytes':>10} {'offset':>10}  in use"]
+        rows += [
+            f"{b.label:32} {b.size:10} {b.offset:10}  {b.first}-{b.last}" for b in self._buffers
+        ]
+        together = sum(buffer.size for buffer in self._buffers)
+        rows.append(f"{'together':32} {together:10} in {self.nbytes} bytes")
+        return "\n".join(rows)
+
+    # ---- forward ----
+
+    def _value(self, label: str, shape: Shape, dtype: str = "float32") -> _Value:
+        size = -(-prod(shape) * np.dtype(dtype).itemsize // _LINE) * _LINE
+        self._buffers.append(_Buffer(label, max(size, _LINE), self._now, self._now))
+        return _Value(shape, self._buffers[-1], dtype)
+
+    def _touch(self, *values: _Value) -> None:
+        for value in values:
+            value.buffer.last = max(value.buffer.last, self._now)
+
+    def _call(
+        self,
+        run: Callable[..., None],
+        *values: _Value | None,
+        rooms: dict[str, _Value] | None = None,
+        name: str = "",
+        result: _Value | None = None,
+    ) -> None:
+        """The next call of a step; all it is given is in use then."""
+        given = [value for value in (*values, *(rooms or {}).values()) if value is not None]
+        self._touch(*given)
+        self._calls.append(_Call(run, values, rooms, name, result))
+        self._now += 1
+
+    def _sequence(self, stages: list[Stage | Fork], x: _Value) -> _Value:
+        for stage in stages:
+            if isinstance(stage, Fork):
+                x = self._fork(stage, x)
+            elif isinstance(stage.block, Flatten):
+                x = self._flatten(stage, x)
+            else:
+                x = self._block(stage, x)
+        return x
+
+    def _flatten(self, stage: Stage, x: _Value) -> _Value:
+        before, after = x.shape, (self.batch, *stage.output)
+        x.users += 1
+        y = x.seen(after, lambda array: array.reshape(after))
+        self._tape.append(
+            _Node(stage.name, [x], y, parts=[lambda gradient: gradient.reshape(before)])
+        )
+        return y
+
+    def _block(self, stage: Stage, x: _Value) -> _Value:
+        block = stage.block
+        x.users += 1
+        y = self._value(stage.name, (self.batch, *stage.output))
+        rooms = {}
+        if self._trains:
+            rooms = {
+                name: self._value(f"{stage.name}.{name}", shape, dtype)
+                for name, (shape, dtype) in block.rooms(self.batch).items()
+            }
+        self._tape.append(_Node(stage.name, [x], y, block, rooms))
+        run = partial(block.forward, training=self._trains)
+        self._call(run, x, y, rooms=rooms, name=stage.name, result=y)
+        return y
+
+    def _fork(self, fork: Fork, x: _Value) -> _Value:
+        ends = [self._sequence(path, x) for path in fork.paths]
+        y = self._value(fork.name, (self.batch, *fork.output))
+        node = _Node(fork.name, ends, y)
+        if fork.join == "add":
+            node.parts = [lambda gradient: gradient] * len(ends)
+            self._call(_add, y, *ends, name=fork.name, result=y)
+        else:
+            start, apart = 0, []
+            for end in ends:
+                look = _channels(start, start + end.shape[1])
+                start += end.shape[1]
+                node.parts.append(look)
+                if end is not x and end.of is None and end.users == 0:
+                    # nobody else reads it: it is written where it belongs at once
+                    y.buffer.first = min(y.buffer.first, end.buffer.first)
+                    self._buffers.remove(end.buffer)
+                    end.buffer, end.of, end.look = y.buffer, y, look
+                else:
+                    apart += [y.seen(end.shape, look), end]
+            if apart:
+                self._call(_copy, *apart, name=fork.name, result=y)
+        for end in ends:
+            end.users += 1
+        self._tape.append(node)
+        return y
+
+    # ---- backward ----
+
+    def _go_back(
+        self,
+        gradients: Callable[[str], Mapping[str, Values]],
+        x: _Value,
+        wants_input_gradient: bool,
+    ) -> None:
+        for node in reversed(self._tape):
+            gradient = node.output.gradient
+            if gradient is None:  # the input, seen differently
+                continue
+            wanted = [s for s in node.inputs if wants_input_gradient or not _is_input(s, x)]
+            if node.block is None:
+                for source, part in zip(node.inputs, node.parts, strict=True):
+                    if source in wanted:
+                        self._share(source, gradient.seen(source.shape, part))
+                continue
+            source, block, target = node.inputs[0], node.block, None
+            if wanted:
+                target = self._value(f"gradient before {node.name}", source.shape)
+            run = partial(_backward, block, gradients(node.name))
+            self._call(
+                run, source if block.needs_input else None,
+                node.output if block.needs_output else None, gradient, target, rooms=node.rooms,
+            )  # fmt: skip
+            if target is not None and source.gradient is None:
+                source.gradient = target
+            elif target is not None:
+                self._call(_add, source.gradient, source.gradient, target)
+
+    def _share(self, source: _Value, part: _Value) -> None:
+        """A part of the gradient of a value that is also somebody else's: read, not changed."""
+        if source.gradient is not None:
+            self._call(_add, source.gradient, source.gradient, part)
+        elif source.users == 1:
+            source.gradient = part
+        else:
+            source.gradient = self._value("sum of gradients", source.shape)
+            self._call(_copy, source.gradient, part)
+
+
+def _is_input(value: _Value, x: _Value) -> bool:
+    return value is x or (value.of is not None and _is_input(value.of, x))
+
+
+def _channels(start: int, stop: int) -> Callable[[Values], Values]:
+    return lambda array: array[:, start:stop]
+
+
+def _backward(
+    block: Block,
+    gradients: Mapping[str, Values],
+    x: Values,
+    y: Values,
+    grad_output: Values,
+    input_gradient: Values | None,
+    *,
+    rooms: Mapping[str, Values],
+) -> None:
+    if gradients or input_gradient is not None:
+        block.backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+
+
+def _add(total: Values, *parts: Values) -> None:
+    np.add(parts[0], parts[1], out=total)
+    for part in parts[2:]:
+        np.add(total, part, out=total)
+
+
+def _copy(*pairs: Values) -> None:
+    for target, source in zip(pairs[::2], pairs[1::2], strict=True):
+        target[...] = source
+
+
+def _place(buffers: list[_Buffer]) -> int:
+    """Give every buffer a place that no other uses at the same time; returns the size of it all.
+
+    The largest first, each at the lowest place that is free.
+    """
+    placed: list[_Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: -b.size):
+        buffer.offset = 0
+        for other in sorted(placed, key=lambda b: b.offset):
+            meets = other.first <= buffer.last and buffer.first <= other.last
+            if meets and other.offset < buffer.offset + buffer.size:
+                buffer.offset = max(buffer.offset, other.offset + other.size)
+        placed.append(buffer)
+    return max(b.offset + b.size for b in buffers)

@@ -1,0 +1,564 @@
+"""The parts of a ``Network``: each says what it does to a shape, a batch and a gradient.
+
+A block is a description until the network builds it for a shape; then it has parameters. What it
+computes with is the layer of the same name, which it makes for itself. A block of your own needs
+NumPy alone: see ``Block``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from math import prod, sqrt
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ._activations import Activation, ActivationLike
+from ._errors import LayerApplyError, LayerCreationError
+from .activation import ActivationLayer
+from .convolution import ConvolutionLayer
+from .fully_connected import FullyConnectedLayer
+from .fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer
+from .normalization import NormalizationLayer, NormalizationLike
+from .pooling import PoolingLayer
+
+__all__ = [
+    "Activate", "Block", "Branch", "Convolution", "Dense", "Flatten", "Normalize", "Pool",
+]  # fmt: skip
+
+Values: TypeAlias = "npt.NDArray[Any]"
+Shape: TypeAlias = "tuple[int, ...]"
+Rooms: TypeAlias = "Mapping[str, Values]"
+Initializer: TypeAlias = "str | Callable[[Shape, np.random.Generator], Values]"
+
+
+# ---- first values of weights ----
+
+
+def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Values:
+    """First values of weights (outputs, inputs, …).
+
+    Args:
+        how: ``"xavier"``: uniform, variance 2 / (inputs + outputs); ``"he"``: normal, variance
+            2 / inputs, for ReLU; ``"orthogonal"``: rows or columns at right angles; or a function
+            of shape and generator. Inputs and outputs are counted with the window of a convolution.
+        shape: of the weights.
+        random: where the numbers come from.
+
+    Returns:
+        A new packed float32 array.
+
+    Raises:
+        LayerCreationError: no such word, or the function gave another shape.
+
+    Examples:
+        >>> import numpy as np
+        >>> from openbnns.blocks import initial
+        >>> w = initial("orthogonal", (2, 3), np.random.default_rng(0))
+        >>> np.allclose(w @ w.T, np.eye(2), atol=1e-6)
+        True
+    """
+    window = prod(shape[2:])
+    inputs, outputs = shape[1] * window, shape[0] * window
+    if callable(how):
+        values = np.asarray(how(shape, random))
+        if values.shape != shape:
+            raise LayerCreationError(
+                f"[initializer] expected values of shape {shape}; got {values.shape}"
+            )
+    elif how == "xavier":
+        limit = sqrt(6 / (inputs + outputs))
+        values = random.uniform(-limit, limit, shape)
+    elif how == "he":
+        values = random.normal(0, sqrt(2 / inputs), shape)
+    elif how == "orthogonal":
+        flat = random.standard_normal((max(shape[0], inputs), min(shape[0], inputs)))
+        q, r = np.linalg.qr(flat)
+        q *= np.where(np.diag(r) < 0, -1, 1)
+        values = (q.T if shape[0] < inputs else q).reshape(shape)
+    else:
+        raise LayerCreationError(
+            f"[initializer] expected xavier, he, orthogonal or a function; got {how!r}"
+        )
+    return np.ascontiguousarray(values, np.float32)
+
+
+# ---- what every block has ----
+
+
+class Block:
+    """A part of a network: from one array to one array.
+
+    To write one, derive from it, fill ``parameters`` in ``build`` and give ``forward`` and
+    ``backward``. As a dataclass whose fields are plain values it can also be saved.
+
+    Attributes:
+        parameters: what training changes, float32 by name; filled by ``build``.
+        statistics: what forward calls change and a saved network keeps, by name.
+        needs_input, needs_output: whether ``backward`` reads x and y. The network keeps no others.
+
+    Examples:
+        >>> import numpy as np, openbnns
+        >>> class Scale(openbnns.blocks.Block):
+        ...     def build(self, shape, random):
+        ...         self.parameters = {"factor": np.ones(shape, "f4")}
+        ...         return shape
+        ...     def forward(self, x, y, *, training, rooms):
+        ...         np.multiply(x, self.parameters["factor"], out=y)
+        ...     def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+        ...         if "factor" in gradients:
+        ...             np.sum(grad_output * x, axis=0, out=gradients["factor"])
+        ...         if input_gradient is not None:
+        ...             np.multiply(grad_output, self.parameters["factor"], out=input_gradient)
+        >>> network = openbnns.Network([Scale()], input=(3,))
+        >>> network.predict(np.ones((1, 3), "f4"))
+        array([[1., 1., 1.]], dtype=float32)
+    """
+
+    needs_input: Any = True
+    needs_output: Any = True
+    parameters: Any = {}  # noqa: RUF012  replaced by build, never changed here
+    statistics: Any = {}  # noqa: RUF012
+
+    def parts(self) -> tuple[Block, ...]:
+        """The blocks that do the work, one after the other: usually this one."""
+        return (self,)
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        """Make parameters for samples of this shape; returns the shape of the result's samples."""
+        raise NotImplementedError
+
+    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+        """Arrays that forward leaves to backward besides x and y: name → (shape, type)."""
+        return {}
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        """Write the result for a batch x to y."""
+        raise NotImplementedError
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        """Write the gradient of x, unless it is None, and those parameters' that are asked for.
+
+        x and y are those of the forward call (None where ``needs_input`` or ``needs_output`` is
+        False), ``gradients`` has an array for each parameter that is not frozen. All are written,
+        not added to.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let native layers go; nothing runs afterwards."""
+        layer = getattr(self, "_layer", None)
+        if layer is not None:
+            layer.close()
+
+    def describe(self) -> dict[str, Any]:
+        """The block as plain values that JSON can hold, for saved networks."""
+        if not dataclasses.is_dataclass(self):
+            return {}
+        described = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
+                raise LayerCreationError(
+                    f"[{type(self).__name__}] {field.name}: expected a plain value in a network "
+                    f"that is saved; got {value!r}"
+                )
+            described[field.name] = value
+        return described
+
+
+def _from_output(activation: ActivationLike) -> bool:
+    """Whether the slope of an activation follows from its result, as fused layers need it."""
+    zeros = np.zeros((1, 2), np.float32)
+    with ActivationLayer(activation, input=(2,)) as layer:
+        try:
+            layer.apply_backward(None, zeros, zeros, alpha_gradient=None)
+        except LayerApplyError:
+            return False
+    return True
+
+
+def _is_identity(activation: ActivationLike) -> bool:
+    return Activation.of(activation).name == "identity"
+
+
+# ---- layers ----
+
+
+class _Weighted(Block):
+    """What dense layers and convolutions share: weights, then maybe a norm, then an activation."""
+
+    activation: ActivationLike
+    bias: bool
+    normalization: str | None
+    momentum: float
+    epsilon: float
+    initializer: Initializer
+
+    _layer: Any
+    _is_fused: bool
+
+    @property
+    def needs_output(self) -> bool:
+        return not _is_identity(self.activation)
+
+    def parts(self) -> tuple[Block, ...]:
+        if _from_output(self.activation):
+            return (self,)
+        plain = dataclasses.replace(self, activation=None)  # type: ignore[type-var]
+        return plain, Activate(self.activation)
+
+    def _make_parameters(self, shape: Shape, random: np.random.Generator) -> None:
+        outputs = shape[:1]
+        self.parameters = {"weights": initial(self.initializer, shape, random)}
+        self.statistics = {}
+        if self.bias:
+            self.parameters["bias"] = np.zeros(outputs, np.float32)
+        self._is_fused = self.normalization is not None
+        if self._is_fused:
+            self.parameters["gamma"] = np.ones(outputs, np.float32)
+            self.parameters["beta"] = np.zeros(outputs, np.float32)
+        if self.normalization in ("batch", "instance"):
+            self.statistics = {
+                "moving_mean": np.zeros(outputs, np.float32),
+                "moving_variance": np.ones(outputs, np.float32),
+            }
+
+    def _norm(self) -> dict[str, Any]:
+        return {
+            "normalization": self.normalization,
+            "momentum": self.momentum,
+            "epsilon": self.epsilon,
+            **self.statistics,
+        }
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        if self._is_fused:
+            self._layer.apply(x, training=training, out=y)
+        else:
+            self._layer.apply(x, out=y)
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if self._is_fused:
+            names = self._layer.parameter_names
+            self._layer.apply_backward(
+                x, y, grad_output, input_gradient=input_gradient,
+                parameter_gradients=[gradients.get(name) for name in names],
+            )  # fmt: skip
+        else:
+            self._layer.apply_backward(
+                x, y, grad_output, input_gradient=input_gradient,
+                weights_gradient=gradients.get("weights"), bias_gradient=gradients.get("bias"),
+            )  # fmt: skip
+
+
+@dataclasses.dataclass(eq=False)
+class Dense(_Weighted):
+    """A fully connected layer: (inputs,) → (units,); samples of more axes are flattened.
+
+    Args:
+        units: number of outputs.
+        activation: name or ``Activation``, applied last.
+        bias: whether there is one; behind a batch norm it does nothing.
+        normalization: ``"batch"`` or None, between the product and the activation.
+        momentum, epsilon: of the normalization.
+        initializer: of the weights, see ``initial``.
+
+    See also: ``FullyConnectedLayer``, ``FusedFullyConnectedNormalizationLayer``.
+    """
+
+    units: int
+    activation: ActivationLike = None
+    bias: bool = True
+    normalization: str | None = None
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    initializer: Initializer = "xavier"
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self._make_parameters((self.units, prod(shape)), random)
+        if self._is_fused:
+            self._layer = FusedFullyConnectedNormalizationLayer(
+                **self.parameters, **self._norm(), activation=self.activation
+            )
+        else:
+            self._layer = FullyConnectedLayer(**self.parameters, activation=self.activation)
+        return (self.units,)
+
+    def parts(self) -> tuple[Block, ...]:
+        return (Flatten(), *super().parts())
+
+
+@dataclasses.dataclass(eq=False)
+class Convolution(_Weighted):
+    """A convolution over images: (C, H, W) → (channels, H', W').
+
+    Args:
+        channels: of the result.
+        kernel_size, stride, dilation, padding: as for ``ConvolutionLayer``.
+        activation: name or ``Activation``, applied last.
+        bias: whether there is one; behind a normalization it does nothing.
+        normalization: ``"batch"``, ``"instance"`` or None, before the activation.
+        momentum, epsilon: of the normalization.
+        groups: of channels that see only each other; not with a normalization.
+        initializer: of the weights, see ``initial``.
+
+    See also: ``ConvolutionLayer``, ``FusedConvolutionNormalizationLayer``.
+    """
+
+    channels: int
+    kernel_size: int | tuple[int, int] = 3
+    stride: int | tuple[int, int] = 1
+    padding: Any = 0
+    dilation: int | tuple[int, int] = 1
+    activation: ActivationLike = None
+    bias: bool = True
+    normalization: str | None = None
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    groups: int = 1
+    initializer: Initializer = "he"
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        if len(shape) != 3:
+            raise LayerCreationError(
+                f"[Convolution] input: expected samples (channels, height, width); got {shape}"
+            )
+        if self.groups < 1 or shape[0] % self.groups:
+            raise LayerCreationError(
+                f"[Convolution] groups: expected a divisor of {shape[0]} channels; "
+                f"got {self.groups}"
+            )
+        size = self.kernel_size
+        window = (size, size) if isinstance(size, int) else tuple(size)
+        self._make_parameters((self.channels, shape[0] // self.groups, *window), random)
+        given: dict[str, Any] = {
+            **self.parameters, "input": shape, "stride": self.stride, "padding": self.padding,
+            "dilation": self.dilation, "activation": self.activation,
+        }  # fmt: skip
+        if not self._is_fused:
+            self._layer = ConvolutionLayer(**given, groups=self.groups)
+        elif self.groups == 1:
+            self._layer = FusedConvolutionNormalizationLayer(**given, **self._norm())
+        else:
+            raise LayerCreationError(
+                "[Convolution] groups: expected 1 with a normalization (put Normalize behind it); "
+                f"got {self.groups}"
+            )
+        return tuple(self._layer.output_spec.shape)
+
+
+@dataclasses.dataclass(eq=False)
+class Normalize(Block):
+    """A normalization with beta and gamma: batch, instance, layer or group.
+
+    Args:
+        kind: name or ``Normalization``.
+        activation: name or ``Activation``, applied last, known from its result.
+        momentum, epsilon: as for ``NormalizationLayer``.
+
+    See also: ``NormalizationLayer``.
+    """
+
+    kind: NormalizationLike = "batch"
+    activation: ActivationLike = None
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+
+    needs_input = False
+
+    @property
+    def needs_output(self) -> bool:
+        return not _is_identity(self.activation)
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        whole = getattr(self.kind, "name", self.kind) == "layer"
+        affine = shape if whole else shape[:1]
+        self.parameters = {
+            "gamma": np.ones(affine, np.float32), "beta": np.zeros(affine, np.float32),
+        }  # fmt: skip
+        self.statistics = {}
+        if self.kind in ("batch", "instance"):
+            self.statistics = {
+                "moving_mean": np.zeros(affine, np.float32),
+                "moving_variance": np.ones(affine, np.float32),
+            }
+        self._layer = NormalizationLayer(
+            self.kind, input=shape, **self.parameters, **self.statistics, momentum=self.momentum,
+            epsilon=self.epsilon, activation=self.activation,
+        )  # fmt: skip
+        return shape
+
+    def parts(self) -> tuple[Block, ...]:
+        if _from_output(self.activation):
+            return (self,)
+        return dataclasses.replace(self, activation=None), Activate(self.activation)
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        self._layer.apply(x, training=training, out=y)
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        self._layer.apply_backward(
+            None, y, grad_output, input_gradient=input_gradient,
+            beta_gradient=gradients.get("beta"), gamma_gradient=gradients.get("gamma"),
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(eq=False)
+class Activate(Block):
+    """An activation of its own: any name or ``Activation``; softmax runs over the last axis.
+
+    See also: ``ActivationLayer``.
+    """
+
+    activation: ActivationLike
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self.needs_input = not _from_output(self.activation)
+        self.needs_output = True
+        self._layer = ActivationLayer(self.activation, input=shape)
+        return shape
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        self._layer.apply(x, out=y)
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if input_gradient is not None:
+            self._layer.apply_backward(
+                x, y, grad_output, input_gradient=input_gradient, alpha_gradient=None
+            )
+
+
+@dataclasses.dataclass(eq=False)
+class Pool(Block):
+    """Pooling over images: (C, H, W) → (C, H', W').
+
+    Args:
+        kind: ``"max"``, ``"average"`` or ``"l2_norm"``.
+        kernel_size, stride, padding: as for ``PoolingLayer``.
+
+    See also: ``PoolingLayer``.
+    """
+
+    kind: str = "max"
+    kernel_size: int | tuple[int, int] = 2
+    stride: int | tuple[int, int] | None = None
+    padding: Any = 0
+
+    @property
+    def needs_input(self) -> bool:
+        return self.kind == "l2_norm"
+
+    @property
+    def needs_output(self) -> bool:
+        return self.kind == "l2_norm"
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self._layer = PoolingLayer(
+            self.kind, input=shape, kernel_size=self.kernel_size, stride=self.stride,
+            padding=self.padding,
+        )  # fmt: skip
+        return tuple(self._layer.output_spec.shape)
+
+    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+        if self.kind != "max":
+            return {}
+        return {"indices": ((batch, *self._layer.output_spec.shape), "uint32")}
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        self._layer.apply(x, out=y, indices=rooms.get("indices"))
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if input_gradient is not None:
+            self._layer.apply_backward(
+                x, y, grad_output, indices=rooms.get("indices"), input_gradient=input_gradient,
+                bias_gradient=None,
+            )  # fmt: skip
+
+
+@dataclasses.dataclass(eq=False)
+class Flatten(Block):
+    """Samples of one axis: (C, H, W) → (C·H·W,). Costs nothing: the same memory."""
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        return (prod(shape),)
+
+
+@dataclasses.dataclass(eq=False, init=False)
+class Branch(Block):
+    """Several ways from the same input, joined: a sum, or their channels side by side.
+
+    Args:
+        paths: lists of blocks; an empty one hands its input on.
+        join: ``"add"``: the results have one shape; ``"concatenate"``: all axes but the first
+            agree.
+
+    Examples:
+        >>> import numpy as np, openbnns
+        >>> from openbnns.blocks import Branch, Dense
+        >>> residual = Branch([Dense(4, "relu"), Dense(4)], [])
+        >>> openbnns.Network([residual], input=(4,)).predict(np.zeros((1, 4), "f4"))
+        array([[0., 0., 0., 0.]], dtype=float32)
+    """
+
+    paths: tuple[list[Block], ...]
+    join: str
+
+    def __init__(self, *paths: list[Block], join: str = "add") -> None:
+        if join not in ("add", "concatenate"):
+            raise LayerCreationError(f"[Branch] join: expected add or concatenate; got {join!r}")
+        if len(paths) < 2:
+            raise LayerCreationError(f"[Branch] paths: expected at least two; got {len(paths)}")
+        self.paths, self.join = tuple(list(path) for path in paths), join
+
+    def close(self) -> None:
+        for path in self.paths:
+            for block in path:
+                block.close()

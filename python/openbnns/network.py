@@ -1,0 +1,655 @@
+"""Networks: what the layers are, and everything that follows from it.
+
+    blocks ── build ──> names, shapes, parameters
+    batch size ── Plan ──> one arena; forward and backward as lists of calls
+    train_step ──> forward, loss with gradient, backward, optimizer
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import blocks as _blocks
+from . import training as _training
+from ._errors import (
+    ArrayError,
+    BNNSError,
+    CheckpointError,
+    LayerCreationError,
+    TrainingError,
+)
+from ._plan import Fork, Plan, Stage
+from .blocks import Block, Branch, Flatten, Shape
+from .io import load_checkpoint, save_checkpoint
+from .loss import Loss, LossLayer, LossLike
+from .optim import AdamOptimizer, Optimizer
+from .training import History
+
+if TYPE_CHECKING:
+    import os
+
+    from ._spec import Array
+    from .optim import BoundOptimizer
+
+_FORMAT = "openbnns.Network 1"
+_PLANS = 8  # batch sizes whose plans are kept
+_FLOAT32 = np.dtype(np.float32)
+
+
+class Network:
+    """Blocks in a row, branches among them, with their parameters, loss and optimizer.
+
+    Shapes follow from the first input. All arrays of a step lie in one arena that is planned once
+    per batch size; after that a step allocates nothing. A network is used by one thread at a time.
+
+    Args:
+        blocks: see ``openbnns.blocks``.
+        input: shape of one sample, (C, H, W) or (inputs,); None takes it from the first batch.
+        loss: name or ``Loss``, of which the mean is minimised.
+        optimizer: None is ``AdamOptimizer()``.
+        seed: of the first parameters and of the order of samples in ``fit``.
+
+    Attributes:
+        blocks, loss, optimizer, seed: as given.
+        steps: number of training steps so far.
+
+    Raises:
+        LayerCreationError: the blocks do not fit together.
+
+    Examples:
+        >>> import numpy as np, openbnns
+        >>> from openbnns.blocks import Dense
+        >>> network = openbnns.Network([Dense(16, "tanh"), Dense(1)], loss="mse",
+        ...     optimizer=openbnns.AdamOptimizer(0.01))
+        >>> x = np.linspace(-1, 1, 64, dtype="f4")[:, None]
+        >>> history = network.fit(x, x**2, epochs=200, batch_size=16)
+        >>> bool(abs(network.predict(x) - x**2).max() < 0.1)
+        True
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        *,
+        input: Sequence[int] | None = None,
+        loss: LossLike = "softmax_cross_entropy",
+        optimizer: Optimizer | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.blocks = list(blocks)
+        self.loss = Loss.of(loss, "Network")
+        self.optimizer: Any = AdamOptimizer() if optimizer is None else optimizer
+        self.seed = seed
+        self.steps = 0
+        self._input_shape: Shape | None = None
+        self._stages: list[Stage | Fork] = []
+        self._frozen: set[str] = set()
+        self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        if input is not None:
+            self._build(tuple(int(extent) for extent in input))
+
+    # ---- building ----
+
+    def _build(self, shape: Shape) -> None:
+        self._input_shape = shape
+        self._stages = _Builder(self.seed).sequence(self.blocks, shape)
+        if not any(not isinstance(stage.block, Flatten) for stage in self._each()):
+            raise LayerCreationError("[Network] blocks: expected one that computes; got none")
+        self._output_shape = self._stages[-1].output
+        self._loss_layer = LossLayer(self.loss, input=self._output_shape)
+        self._loss_value = np.zeros((), np.float32)
+        self._rebind()
+
+    def _rebind(self) -> None:
+        """Gradients, optimizer and plans anew: what is trained has changed."""
+        trained = {k: p for k, p in self.parameters().items() if k not in self._frozen}
+        self._gradients = {name: np.zeros_like(array) for name, array in trained.items()}
+        self._gradient_list = list(self._gradients.values())
+        self._bound: BoundOptimizer | None = None
+        if trained:
+            self._bound = self.optimizer.bind(list(trained.values()))
+        self._plans.clear()
+
+    def _each(self, stages: list[Stage | Fork] | None = None) -> Iterator[Stage]:
+        """Every block with its name, in order."""
+        for stage in self._stages if stages is None else stages:
+            if isinstance(stage, Fork):
+                for path in stage.paths:
+                    yield from self._each(path)
+            else:
+                yield stage
+
+    def _built(self) -> None:
+        if self._input_shape is None:
+            raise LayerCreationError(
+                "[Network] input: expected the shape of a sample, or a first batch; got neither"
+            )
+
+    def _plan(self, batch: int, training: bool, input_gradient: bool = False) -> Plan:
+        self._built()
+        assert self._input_shape is not None
+        key = batch, training, input_gradient
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) == _PLANS:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[key] = Plan(
+                self._stages, self._input_shape, batch,
+                self._gradients_of if training else None, input_gradient,
+            )  # fmt: skip
+        return plan
+
+    def _gradients_of(self, block: str) -> dict[str, npt.NDArray[Any]]:
+        start = len(block) + 1
+        return {k[start:]: g for k, g in self._gradients.items() if k.startswith(f"{block}.")}
+
+    # ---- what it has ----
+
+    @property
+    def input_shape(self) -> Shape | None:
+        """Shape of one sample; None before the first batch is seen."""
+        return self._input_shape
+
+    @property
+    def output_shape(self) -> Shape:
+        """Shape of one result."""
+        self._built()
+        return self._output_shape
+
+    def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
+        """What training changes, by ``"block.parameter"``: the arrays themselves, not copies."""
+        self._built()
+        return {
+            f"{stage.name}.{name}": array
+            for stage in self._each()
+            for name, array in stage.block.parameters.items()
+        }
+
+    def gradients(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The gradients of the last ``backward`` or ``train_step``, by the same names; not of what
+        is frozen. They are overwritten by the next call."""
+        self._built()
+        return dict(self._gradients)
+
+    def state(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Parameters and running statistics: all that inference needs."""
+        statistics = {
+            f"{stage.name}.{name}": array
+            for stage in self._each()
+            for name, array in stage.block.statistics.items()
+        }
+        return {**self.parameters(), **statistics}
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """Copy values into parameters and statistics.
+
+        Args:
+            state: as ``state`` gives it.
+
+        Raises:
+            ArrayError: an entry is missing, not known, or of another shape; then nothing changed.
+        """
+        own = self.state()
+        if own.keys() != state.keys():
+            raise ArrayError(
+                f"[Network.load_state] state: expected the entries {sorted(own)}; "
+                f"got {sorted(state)}"
+            )
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        for name, array in arrays.items():
+            if array.shape != own[name].shape:
+                raise ArrayError(
+                    f"[Network.load_state] state[{name!r}]: expected {own[name].shape}; "
+                    f"got {array.shape}"
+                )
+        for name, array in arrays.items():
+            own[name][...] = array
+
+    def freeze(self, *names: str) -> None:
+        """Leave parameters as they are from now on; the optimizer begins anew for the others.
+
+        Args:
+            names: of blocks or parameters: ``"dense_1"``, ``"dense_1.weights"``. None at all frees
+                everything again.
+
+        Raises:
+            LayerCreationError: there is no such name.
+        """
+        known = self.parameters()
+        frozen: set[str] = set()
+        for name in names:
+            found = {key for key in known if key == name or key.startswith(f"{name}.")}
+            if not found:
+                raise LayerCreationError(
+                    f"[Network.freeze] names: expected some of {', '.join(known)}; got {name!r}"
+                )
+            frozen |= found
+        self._frozen = frozen
+        self._rebind()
+
+    def summary(self, batch: int = 32) -> str:
+        """A table of blocks, shapes and parameters, and the memory a training step holds.
+
+        Args:
+            batch: number of samples the memory is said for.
+        """
+        self._built()
+        assert self._input_shape is not None
+        rows = [("block", "result", "parameters"), ("input", str(self._input_shape), "")]
+        for stage in self._each():
+            if stage.input == stage.output and isinstance(stage.block, Flatten):
+                continue
+            count = sum(array.size for array in stage.block.parameters.values())
+            frozen = any(f"{stage.name}.{p}" in self._frozen for p in stage.block.parameters)
+            rows.append((stage.name, str(stage.output), f"{count:,}" + " frozen" * frozen))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = [
+            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in rows
+        ]
+        total = sum(array.size for array in self.parameters().values())
+        held = self._plan(batch, training=True).nbytes
+        return "\n".join(
+            [*lines, f"{total:,} parameters; a step of {batch} samples works in {held:,} bytes"]
+        )
+
+    def plan(self, batch: int, *, training: bool = True) -> Plan:
+        """The memory plan for a batch size, to be printed."""
+        return self._plan(batch, training)
+
+    # ---- calls ----
+
+    def forward(self, x: Array, *, training: bool = False) -> npt.NDArray[np.float32]:
+        """The result for a batch, kept for ``backward`` when training.
+
+        Args:
+            x: (N, *input shape), of any type that becomes float32; it is copied into the arena.
+            training: batch statistics are used and running ones updated.
+
+        Returns:
+            (N, *output shape) in the arena: valid until the next call.
+        """
+        plan = self._load(x, training, input_gradient=training)
+        plan.forward()
+        return plan.output  # type: ignore[no-any-return]
+
+    def backward(self, grad_output: Array) -> npt.NDArray[np.float32]:
+        """The gradients of the last ``forward(training=True)``.
+
+        Args:
+            grad_output: (N, *output shape), the gradient of the result.
+
+        Returns:
+            The gradient of the input, (N, *input shape), valid until the next call; those of the
+            parameters are in ``gradients()``.
+        """
+        grad = np.asarray(grad_output)
+        self._built()
+        plan = self._plans.get((len(grad) if grad.ndim else 0, True, True))
+        if plan is None or grad.shape != plan.output.shape:
+            raise ArrayError(
+                "[Network.backward] grad_output: expected the shape of the last training forward's "
+                f"result; got {grad.shape}"
+            )
+        plan.output_gradient[...] = grad
+        plan.backward()
+        return plan.input_gradient  # type: ignore[no-any-return]
+
+    def train_step(
+        self,
+        x: Array,
+        labels: Array,
+        *,
+        weights: Array | float | None = None,
+        micro_batches: int = 1,
+    ) -> float:
+        """One step of training on a batch.
+
+        Args:
+            x: (N, *input shape), of any type that becomes float32.
+            labels: of the result's shape; class numbers (N,) for losses that compare classes.
+            weights: of the samples, (N,), or None.
+            micro_batches: cut the batch in so many equal parts and add their gradients up: the
+                same step, less memory. Batch norms see the parts.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            ArrayError: an array does not fit.
+            TrainingError: the loss is not finite; parameters are as before.
+        """
+        if micro_batches == 1:
+            loss = self._differentiate(x, labels, weights)
+        else:
+            loss = self._add_up(x, labels, weights, micro_batches)
+        if self._bound is not None:
+            self._bound.step(self._gradient_list)
+        self.steps += 1
+        return loss
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        validation: tuple[Any, Any] | float | None = None,
+        shuffle: bool = True,
+        class_weights: Sequence[float] | None = None,
+        learning_rate: Callable[[int], float] | None = None,
+        callbacks: Iterable[_training.Callback] = (),
+        micro_batches: int = 1,
+        progress: bool = False,
+    ) -> History:
+        """Train on arrays, memory maps, or whatever yields batches.
+
+        Args:
+            x: samples (N, …); or, without y, an iterable of batches (x, y), or a function that
+                makes one for each epoch.
+            y: labels (N, …).
+            epochs: how often to go through all samples.
+            batch_size: samples per step.
+            validation: (x, y), or the share of the samples to hold out.
+            shuffle: a new order in every epoch; it follows from seed and steps.
+            class_weights: the weight of each class in the loss.
+            learning_rate: function of the step (from 0), see ``openbnns.training``; None leaves
+                the optimizer's.
+            callbacks: see ``openbnns.training.Callback``.
+            micro_batches: see ``train_step``.
+            progress: say how it goes on the error stream.
+
+        Returns:
+            What it was like, as a ``History``.
+
+        Raises:
+            ArrayError: an array does not fit.
+            TrainingError: data or loss are not finite.
+        """
+        return _training.fit(
+            self, x, y, epochs=epochs, batch_size=batch_size, validation=validation,
+            shuffle=shuffle, class_weights=class_weights, learning_rate=learning_rate,
+            callbacks=callbacks, micro_batches=micro_batches, seed=self.seed, progress=progress,
+        )  # fmt: skip
+
+    def predict(self, x: Array, *, batch_size: int = 256) -> npt.NDArray[np.float32]:
+        """The results for any number of samples: a new array (N, *output shape)."""
+        samples = np.asarray(x)
+        self._see(samples)
+        out = np.empty((len(samples), *self._output_shape), np.float32)
+        for start in range(0, len(samples), batch_size):
+            part = samples[start : start + batch_size]
+            out[start : start + len(part)] = self.forward(part)
+        return out
+
+    def evaluate(self, x: Array, y: Array, *, batch_size: int = 256) -> dict[str, float]:
+        """The mean loss over all samples, and for classes the share read correctly.
+
+        Returns:
+            ``{"loss": …}``, and ``"accuracy"`` for softmax and categorical cross-entropy.
+        """
+        x, y = _training._pair("x, y", x, y)
+        results = self.predict(x, batch_size=batch_size)
+        labels = self._labels(results, y)
+        found = {"loss": float(self._loss_layer.apply(results, labels))}
+        if self.loss.name in ("softmax_cross_entropy", "categorical_cross_entropy"):
+            classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
+            found["accuracy"] = float((results.argmax(axis=1) == classes).mean())
+        return found
+
+    # ---- files ----
+
+    def save(self, path: str | os.PathLike[str], *, optimizer: bool = False) -> None:
+        """Write parameters, statistics and architecture to a safetensors file, all at once.
+
+        Args:
+            path: where.
+            optimizer: keep the state of the optimizer too, so that training can go on to the same
+                bits.
+
+        Raises:
+            CheckpointError: the file cannot be written; what was there is untouched.
+            LayerCreationError: a block has settings that are not plain values.
+        """
+        self._built()
+        arrays: dict[str, Any] = dict(self.state())
+        if optimizer and self._bound is not None:
+            arrays |= {f"optimizer/{k}": v for k, v in self._bound.state_dict().items()}
+        about = {
+            "input": self._input_shape, "loss": self.loss.name, "parameter": self.loss.parameter,
+            "seed": self.seed, "steps": self.steps, "frozen": sorted(self._frozen),
+            "blocks": _described(self.blocks),
+        }  # fmt: skip
+        save_checkpoint(path, arrays, {"format": _FORMAT, "network": json.dumps(about)})
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        optimizer: Optimizer | None = None,
+        blocks: Iterable[type[Block]] = (),
+    ) -> Network:
+        """Read a network that ``save`` wrote. Nothing in the file is executed.
+
+        Args:
+            path: the file.
+            optimizer: to go on training with; takes its state from the file if that has one.
+            blocks: classes of your own that occur in it.
+
+        Raises:
+            CheckpointError: it is not such a file, or it is not whole.
+        """
+        arrays, notes = load_checkpoint(path)
+        if notes.get("format") != _FORMAT:
+            raise CheckpointError(
+                f"[Network.load] {path}: expected {_FORMAT}; got {notes.get('format')!r}"
+            )
+        known = {block.__name__: block for block in blocks}
+        try:
+            about = json.loads(notes["network"])
+            loss = about["loss"]
+            if loss in ("huber", "sigmoid_cross_entropy", "softmax_cross_entropy"):
+                loss = getattr(Loss, loss)(about["parameter"])
+            network = cls(
+                _parsed(about["blocks"], known), input=about["input"], loss=loss,
+                optimizer=optimizer, seed=about["seed"],
+            )  # fmt: skip
+            if about["frozen"]:
+                network.freeze(*about["frozen"])
+            network.steps = int(about["steps"])
+            kept = {k[10:]: v for k, v in arrays.items() if k.startswith("optimizer/")}
+            network.load_state({k: v for k, v in arrays.items() if not k.startswith("optimizer/")})
+            if kept and optimizer is not None and network._bound is not None:
+                network._bound.load_state_dict(kept)
+        except (BNNSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"[Network.load] {path}: not a network: {error}") from error
+        return network
+
+    def close(self) -> None:
+        """Let all native layers go; nothing runs afterwards."""
+        self._plans.clear()
+        for stage in self._each():
+            stage.block.close()
+
+    # ---- a step ----
+
+    def _see(self, samples: npt.NDArray[Any]) -> None:
+        """Build for the first batch; check the shape of any."""
+        if self._input_shape is None and samples.ndim > 1:
+            self._build(samples.shape[1:])
+        if samples.ndim == 0 or samples.shape[1:] != self._input_shape:
+            expected = ", ".join(map(str, self._input_shape or ("…",)))
+            raise ArrayError(f"[Network] x: expected (N, {expected}); got {samples.shape}")
+
+    def _load(self, x: Array, training: bool, input_gradient: bool = False) -> Plan:
+        """The plan for a batch, the batch in it."""
+        samples = x if isinstance(x, np.ndarray) else np.asarray(x)
+        if samples.shape[1:] != self._input_shape or not samples.ndim:
+            self._see(samples)
+        plan = self._plan(len(samples), training, input_gradient)
+        np.copyto(plan.input, samples, casting="unsafe" if samples.dtype.kind in "iufb" else "no")
+        return plan
+
+    def _labels(self, results: npt.NDArray[Any], labels: Array) -> npt.NDArray[Any]:
+        """Labels as the loss takes them: class numbers, or float32 of the result's shape."""
+        array = labels if isinstance(labels, np.ndarray) else np.asarray(labels)
+        if array.dtype.kind in "iu" and array.ndim == 1 and self.loss.is_per_sample:
+            return array
+        if array.dtype != _FLOAT32:
+            array = array.astype(np.float32)
+        if array.shape != results.shape and array.size == results.size:
+            array = array.reshape(results.shape)
+        return array
+
+    def _differentiate(
+        self, x: Array, labels: Array, weights: Array | float | None
+    ) -> float:
+        """The loss of a batch, its gradients in place."""
+        plan = self._load(x, training=True)
+        plan.forward()
+        self._loss_layer.apply(
+            plan.output, self._labels(plan.output, labels), weights=weights,
+            input_gradient=plan.output_gradient, out=self._loss_value,
+        )  # fmt: skip
+        loss = float(self._loss_value)
+        if not np.isfinite(loss):
+            raise self._not_finite(x, labels, loss)
+        plan.backward()
+        return loss
+
+    def _add_up(self, x: Array, labels: Array, weights: Any, parts: int) -> float:
+        samples, given = _training._pair("x, labels", x, labels)
+        if parts < 1 or len(samples) % parts:
+            raise ArrayError(
+                "[Network.train_step] micro_batches: expected a divisor of "
+                f"{len(samples)} samples; got {parts}"
+            )
+        size, total = len(samples) // parts, 0.0
+        sums = [np.zeros_like(gradient) for gradient in self._gradient_list] if self._stages else []
+        for start in range(0, len(samples), size):
+            part = slice(start, start + size)
+            own = weights if np.ndim(weights) == 0 else weights[part]
+            total += self._differentiate(samples[part], given[part], own) / parts
+            sums = sums or [np.zeros_like(gradient) for gradient in self._gradient_list]
+            for into, gradient in zip(sums, self._gradient_list, strict=True):
+                into += gradient / np.float32(parts)
+        for gradient, value in zip(self._gradient_list, sums, strict=True):
+            gradient[...] = value
+        return total
+
+    def _not_finite(self, x: Array, labels: Array, loss: float) -> TrainingError:
+        """Where it began: the batch goes through once more, block by block."""
+        plan = self._load(x, training=True)
+        where = "the loss"
+        for name, values in plan.walk():
+            if not np.isfinite(values).all():
+                where = "the data" if name == "input" else f"the result of {name}"
+                break
+        else:
+            if not np.isfinite(self._labels(plan.output, labels)).all():
+                where = "the labels"
+        return TrainingError(
+            f"[Network] step {self.steps + 1}: expected a finite loss; got {loss}, "
+            f"first seen in {where}"
+        )
+
+
+class _Builder:
+    """Gives blocks their names and shapes, one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._counts: dict[str, int] = {}
+        self._seen: list[Block] = []
+
+    def sequence(self, blocks: Sequence[Block], shape: Shape) -> list[Stage | Fork]:
+        stages: list[Stage | Fork] = []
+        for given in blocks:
+            if not isinstance(given, Block):
+                raise LayerCreationError(
+                    f"[Network] blocks: expected openbnns.blocks; got {type(given).__name__}"
+                )
+            if any(given is block for block in self._seen):
+                raise LayerCreationError(
+                    f"[Network] blocks: expected each block once; got the same "
+                    f"{type(given).__name__} twice"
+                )
+            self._seen.append(given)
+            if isinstance(given, Branch):
+                stages.append(self._fork(given, shape))
+            else:
+                stages += self._stages(given, shape)
+            shape = stages[-1].output if stages else shape
+        return stages
+
+    def _stages(self, given: Block, shape: Shape) -> list[Stage]:
+        stages = []
+        for block in given.parts():
+            name = self._name(block)
+            try:
+                after = tuple(block.build(shape, self._random))
+            except BNNSError as error:
+                raise LayerCreationError(f"[Network] {name} on {shape}: {error}") from error
+            stages.append(Stage(name, block, shape, after))
+            shape = after
+        return stages
+
+    def _fork(self, branch: Branch, shape: Shape) -> Fork:
+        name = self._name(branch)
+        paths = [self.sequence(path, shape) for path in branch.paths]
+        ends = [path[-1].output if path else shape for path in paths]
+        agree = {end if branch.join == "add" else end[1:] for end in ends}
+        if len(agree) > 1:
+            raise LayerCreationError(
+                f"[Network] {name}: expected paths whose results can be joined by {branch.join}; "
+                f"got {', '.join(map(str, ends))}"
+            )
+        output = ends[0]
+        if branch.join == "concatenate":
+            output = (sum(end[0] for end in ends), *ends[0][1:])
+        return Fork(name, paths, branch.join, output)
+
+    def _name(self, block: Block) -> str:
+        word = type(block).__name__.lower()
+        if isinstance(block, Flatten):
+            return word
+        self._counts[word] = self._counts.get(word, 0) + 1
+        return f"{word}_{self._counts[word]}"
+
+
+def _described(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+    described = []
+    for block in blocks:
+        if isinstance(block, Branch):
+            paths = [_described(path) for path in block.paths]
+            described.append({"block": "Branch", "join": block.join, "paths": paths})
+        else:
+            described.append({"block": type(block).__name__, **block.describe()})
+    return described
+
+
+def _parsed(described: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
+    for entry in described:
+        given = {k: _tuples(v) for k, v in entry.items() if k not in ("block", "paths")}
+        word = entry["block"]
+        if word == "Branch":
+            paths = [_parsed(path, known) for path in entry["paths"]]
+            blocks.append(Branch(*paths, join=given["join"]))
+            continue
+        kind = known.get(word) or (getattr(_blocks, word) if word in _blocks.__all__ else None)
+        if kind is None:
+            raise LayerCreationError(f"blocks: expected a class for {word!r}; got none")
+        blocks.append(kind(**given))
+    return blocks
+
+
+def _tuples(value: Any) -> Any:
+    """JSON knows lists alone."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,339 @@
+"""Networks of this library inside PyTorch programs, and weights both ways. Imports PyTorch.
+
+``Module`` is a ``torch.nn.Module``: its parameters are PyTorch's and this library's at once, the
+same memory, so any PyTorch optimizer trains it, and it sits beside ``torch.nn`` layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ._errors import ArrayError, LayerApplyError, LayerCreationError
+from .blocks import Activate, Block, Convolution, Dense, Flatten, Normalize, Pool
+from .loss import LossLayer, LossLike
+from .network import Network
+from .normalization import Normalization
+
+__all__ = ["Loss", "Module", "from_torch", "to_torch"]
+
+
+class _Run(torch.autograd.Function):  # type: ignore[misc]
+    """One forward call of a module, and the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, module: Module, x: torch.Tensor, *parameters: torch.Tensor) -> Any:
+        module._calls += 1
+        ctx.module, ctx.call, ctx.batch = module, module._calls, len(x)
+        return torch.from_numpy(module.network.forward(_array(x), training=True).copy())
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        module = ctx.module
+        if ctx.call != module._calls:
+            raise LayerApplyError(
+                "[openbnns.torch.Module] backward: expected the last forward call of this module; "
+                "got an earlier one, whose values are gone"
+            )
+        gradient = module.network.backward(_array(grad_outputs[0]))
+        found = module.network.gradients()
+        return (
+            None,
+            torch.from_numpy(gradient.copy()) if ctx.needs_input_grad[1] else None,
+            *(
+                torch.from_numpy(found[name].copy()) if wanted else None
+                for name, wanted in zip(module._names, ctx.needs_input_grad[2:], strict=True)
+            ),
+        )
+
+
+class Module(torch.nn.Module):  # type: ignore[misc]
+    """Blocks of this library as a ``torch.nn.Module``.
+
+    In training mode the values of the last forward call are kept, and only its gradients can be
+    had. In evaluation mode normalizations use their running statistics, without gradients.
+
+    Args:
+        blocks: one block of ``openbnns.blocks``, a list of them, or a ``Network``.
+        input: shape of one sample.
+        seed: of the first parameters.
+
+    Examples:
+        >>> import torch
+        >>> from openbnns.blocks import Dense
+        >>> from openbnns.torch import Module
+        >>> model = torch.nn.Sequential(Module(Dense(4, "relu"), input=(3,)), torch.nn.Linear(4, 1))
+        >>> model(torch.zeros(2, 3)).sum().backward()
+        >>> [tuple(p.grad.shape) for p in model[0].parameters()]
+        [(4, 3), (4,)]
+    """
+
+    def __init__(
+        self,
+        blocks: Block | Sequence[Block] | Network,
+        *,
+        input: Sequence[int] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if isinstance(blocks, Network):
+            self.network = blocks
+        else:
+            listed = [blocks] if isinstance(blocks, Block) else list(blocks)
+            self.network = Network(listed, input=input, loss="mse", seed=seed)
+        state, parameters = self.network.state(), self.network.parameters()
+        self._names = tuple(parameters)
+        self._calls = 0
+        for name, array in state.items():
+            tensor = torch.from_numpy(array)
+            if name in parameters:
+                self.register_parameter(name.replace(".", "_"), torch.nn.Parameter(tensor))
+            else:
+                self.register_buffer(name.replace(".", "_"), tensor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The result for a batch (N, *input shape), float32 on the CPU."""
+        self._check()
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            raise ArrayError(
+                f"[openbnns.torch.Module] x: expected float32 on the CPU; got {x.dtype} on "
+                f"{x.device}"
+            )
+        if self.training and torch.is_grad_enabled():
+            return _Run.apply(self, x, *self.parameters())
+        return torch.from_numpy(self.network.forward(_array(x), training=self.training).copy())
+
+    def _check(self) -> None:
+        """PyTorch can give a module other memory: ``.to()``, ``.double()``."""
+        for tensor, array in zip(
+            (*self.parameters(), *self.buffers()), self.network.state().values(), strict=True
+        ):
+            if tensor.data_ptr() != array.__array_interface__["data"][0]:
+                raise ArrayError(
+                    "[openbnns.torch.Module] parameters: expected those of the network; got others "
+                    "(moved or converted, or a deep copy)"
+                )
+
+
+class Loss(torch.nn.Module):  # type: ignore[misc]
+    """A loss of this library as a ``torch.nn.Module``: the mean over a batch.
+
+    Args:
+        loss: name or ``openbnns.Loss``.
+
+    Examples:
+        >>> import torch
+        >>> from openbnns.torch import Loss
+        >>> x = torch.zeros(2, 3, requires_grad=True)
+        >>> Loss("softmax_cross_entropy")(x, torch.tensor([0, 2])).backward()
+        >>> x.grad[0].round(decimals=3)
+        tensor([-0.3330,  0.1670,  0.1670])
+    """
+
+    def __init__(self, loss: LossLike) -> None:
+        super().__init__()
+        self.loss = loss
+        self._layers: dict[Any, LossLayer] = {}
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch (N, …); labels of the same shape, or class numbers (N,)."""
+        shape = tuple(x.shape[1:])
+        layer = self._layers.get(shape)
+        if layer is None:
+            layer = self._layers[shape] = LossLayer(self.loss, input=shape)
+        return _Loss.apply(layer, x, labels)
+
+
+class _Loss(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, layer: LossLayer, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        value, gradient = layer.apply(_array(x), _array(labels), input_gradient=True)
+        ctx.save_for_backward(torch.from_numpy(gradient))
+        return torch.from_numpy(np.array(value))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        return None, ctx.saved_tensors[0] * grad_outputs[0], None
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().contiguous().numpy()
+
+
+# ---- weights both ways ----
+
+_ACTIVATIONS = {
+    torch.nn.ReLU: "relu", torch.nn.Sigmoid: "sigmoid", torch.nn.Tanh: "tanh",
+    torch.nn.SiLU: "silu", torch.nn.GELU: "gelu",
+}  # fmt: skip
+
+
+def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
+    """A network with the layers and the weights of a PyTorch module.
+
+    Args:
+        module: ``Linear``, ``Conv2d``, batch, layer and group norms, max and average pooling,
+            ``ReLU``, ``Sigmoid``, ``Tanh``, ``SiLU``, ``GELU``, ``Flatten``, or a ``Sequential``.
+        input: shape of one sample.
+
+    Returns:
+        A new network; its weights are copies.
+
+    Raises:
+        LayerCreationError: there is no block for a part of it.
+
+    Examples:
+        >>> import torch
+        >>> from openbnns.torch import from_torch
+        >>> linear = torch.nn.Linear(3, 2)
+        >>> network = from_torch(linear, input=(3,))
+        >>> x = torch.ones(1, 3)
+        >>> bool(abs(network.predict(x.numpy()) - linear(x).detach().numpy()).max() < 1e-6)
+        True
+    """
+    layers = [layer for layer in _flat(module) if not isinstance(layer, torch.nn.Identity)]
+    network = Network([_block_of(layer) for layer in layers], input=input, loss="mse")
+    stages = [stage for stage in network._each() if stage.block.parameters]
+    owners = [layer for layer in layers if any(True for _ in layer.parameters(recurse=False))]
+    state = network.state()
+    for stage, layer in zip(stages, owners, strict=True):
+        for ours, theirs in _pairs(stage.block):
+            value = getattr(layer, theirs, None)
+            if value is not None:
+                state[f"{stage.name}.{ours}"][...] = value.detach().numpy()
+    return network
+
+
+def to_torch(network: Network) -> torch.nn.Sequential:
+    """The same network in PyTorch, with copies of its weights.
+
+    Args:
+        network: of blocks that PyTorch has a layer for; no branches.
+
+    Raises:
+        LayerCreationError: it has none for one of them.
+    """
+    layers: list[torch.nn.Module] = []
+    for stage in network._stages:
+        block = getattr(stage, "block", None)
+        made = _layers_of(block, getattr(stage, "input", ()))
+        if block is not None:
+            for ours, theirs in _pairs(block):
+                owner = next((layer for layer in made if getattr(layer, theirs, None) is not None
+                              and ours in _OWNED[_kind(layer)]), None)  # fmt: skip
+                source = {**block.parameters, **block.statistics}.get(ours)
+                if owner is not None and source is not None:
+                    getattr(owner, theirs).data.copy_(torch.from_numpy(source))
+        layers += made
+    return torch.nn.Sequential(*layers)
+
+
+_OWNED = {
+    "weighted": ("weights", "bias"),
+    "norm": ("beta", "gamma", "moving_mean", "moving_variance"),
+    "other": (),
+}
+
+
+def _kind(layer: torch.nn.Module) -> str:
+    if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
+        return "weighted"
+    return "norm" if hasattr(layer, "eps") else "other"
+
+
+def _pairs(block: Block) -> list[tuple[str, str]]:
+    """Names of arrays here and there."""
+    pairs = [
+        ("beta", "bias"), ("gamma", "weight"),
+        ("moving_mean", "running_mean"), ("moving_variance", "running_var"),
+    ]  # fmt: skip
+    if isinstance(block, (Dense, Convolution)):
+        pairs = [("weights", "weight"), ("bias", "bias"), *pairs]
+    known = {**block.parameters, **block.statistics}
+    return [pair for pair in pairs if pair[0] in known]
+
+
+def _flat(module: torch.nn.Module) -> list[torch.nn.Module]:
+    if isinstance(module, torch.nn.Sequential):
+        return [layer for child in module for layer in _flat(child)]
+    return [module]
+
+
+def _block_of(layer: Any) -> Block:
+    nn = torch.nn
+    if isinstance(layer, nn.Linear):
+        return Dense(layer.out_features, bias=layer.bias is not None)
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
+        return Convolution(
+            layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation,
+            groups=layer.groups, bias=layer.bias is not None,
+        )  # fmt: skip
+    if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) and layer.affine and layer.momentum:
+        return Normalize("batch", momentum=1 - layer.momentum, epsilon=layer.eps)
+    if isinstance(layer, nn.LayerNorm) and layer.elementwise_affine:
+        return Normalize("layer", epsilon=layer.eps)
+    if isinstance(layer, nn.GroupNorm) and layer.affine:
+        return Normalize(Normalization.group(layer.num_groups), epsilon=layer.eps)
+    if isinstance(layer, nn.MaxPool2d) and not layer.ceil_mode and layer.dilation in (1, (1, 1)):
+        return Pool("max", layer.kernel_size, layer.stride, layer.padding)
+    if isinstance(layer, nn.AvgPool2d) and not layer.ceil_mode and layer.count_include_pad:
+        return Pool("average", layer.kernel_size, layer.stride, layer.padding)
+    if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
+        return Flatten()
+    if type(layer) in _ACTIVATIONS and getattr(layer, "approximate", "none") == "none":
+        return Activate(_ACTIVATIONS[type(layer)])
+    raise LayerCreationError(f"[from_torch] module: expected a layer that has a block; got {layer}")
+
+
+def _layers_of(block: Block | None, shape: tuple[int, ...]) -> list[torch.nn.Module]:
+    nn = torch.nn
+    made: list[torch.nn.Module] = []
+    if isinstance(block, Dense):
+        made = [nn.Linear(shape[0], block.units, bias="bias" in block.parameters)]
+    elif isinstance(block, Convolution):
+        made = [
+            nn.Conv2d(
+                shape[0], block.channels, block.kernel_size, block.stride, block.padding,
+                block.dilation, block.groups, bias="bias" in block.parameters,
+            )
+        ]  # fmt: skip
+    elif isinstance(block, Normalize):
+        made = [_norm_of(block.kind, block, shape)]
+    elif isinstance(block, Pool) and block.kind in ("max", "average"):
+        kind = nn.MaxPool2d if block.kind == "max" else nn.AvgPool2d
+        made = [kind(block.kernel_size, block.stride, block.padding)]
+    elif isinstance(block, Flatten):
+        return [nn.Flatten()]
+    elif not isinstance(block, Activate):
+        raise LayerCreationError(
+            f"[to_torch] network: expected blocks that PyTorch has; got {type(block).__name__}"
+        )
+    if isinstance(block, (Dense, Convolution)) and block.normalization is not None:
+        after = (block.units,) if isinstance(block, Dense) else (block.channels, 1, 1)
+        made.append(_norm_of(block.normalization, block, after))
+    activation = getattr(block, "activation", None)
+    if activation is not None:
+        words = {word: kind for kind, word in _ACTIVATIONS.items()}
+        if activation not in words:
+            raise LayerCreationError(
+                f"[to_torch] activation: expected one of {', '.join(words)}; got {activation!r}"
+            )
+        made.append(words[activation]())
+    return made
+
+
+def _norm_of(kind: Any, block: Any, shape: tuple[int, ...]) -> torch.nn.Module:
+    nn, word = torch.nn, getattr(kind, "name", kind)
+    if word == "batch":
+        made = nn.BatchNorm2d if len(shape) == 3 else nn.BatchNorm1d
+        return made(shape[0], block.epsilon, 1 - block.momentum)
+    if word == "layer":
+        return nn.LayerNorm(shape, block.epsilon)
+    if word == "group":
+        return nn.GroupNorm(kind.groups, shape[0], block.epsilon)
+    raise LayerCreationError(
+        f"[to_torch] normalization: expected batch, layer or group; got {kind}"
+    )

@@ -1,0 +1,407 @@
+"""Training of a ``Network``: batches, learning rates, when to stop, and what it looked like."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ._errors import ArrayError
+
+if TYPE_CHECKING:
+    from .network import Network
+
+__all__ = [
+    "Callback", "Checkpoint", "EarlyStopping", "History", "cosine", "exponential", "piecewise",
+]  # fmt: skip
+
+Batch: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
+Schedule: TypeAlias = "Callable[[int], float]"
+
+_AHEAD = 2  # batches that are made while others are trained on
+_WORTH_A_THREAD = 1 << 18  # bytes of a batch from which that pays
+
+
+# ---- learning rates: functions of the number of the step, from 0 ----
+
+
+def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Schedule:
+    """From ``rate`` down to ``last`` along half a cosine, after a straight rise over ``warmup``.
+
+    Examples:
+        >>> from openbnns.training import cosine
+        >>> rate = cosine(1.0, steps=10, warmup=2)
+        >>> [round(rate(step), 2) for step in (0, 1, 2, 6, 10, 99)]
+        [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+
+    def at(step: int) -> float:
+        if step < warmup:
+            return rate * (step + 1) / warmup
+        share = min((step - warmup) / max(steps - warmup, 1), 1.0)
+        return last + (rate - last) * 0.5 * (1 + math.cos(math.pi * share))
+
+    return at
+
+
+def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
+    """``rate`` times ``factor`` for each ``every`` steps that have passed.
+
+    Examples:
+        >>> from openbnns.training import exponential
+        >>> exponential(1.0, 0.5, every=10)(25)
+        0.25
+    """
+    return lambda step: float(rate * factor ** (step // every))
+
+
+def piecewise(*pieces: tuple[int, float]) -> Schedule:
+    """The rate of the last piece (first step, rate) that has begun.
+
+    Examples:
+        >>> from openbnns.training import piecewise
+        >>> rate = piecewise((0, 0.01), (500, 0.001))
+        >>> rate(499), rate(500)
+        (0.01, 0.001)
+    """
+    ordered = sorted(pieces)
+    if not ordered or ordered[0][0] != 0:
+        raise ArrayError("[piecewise] pieces: expected the first to begin at step 0")
+    return lambda step: next(rate for first, rate in reversed(ordered) if first <= step)
+
+
+# ---- what a run leaves ----
+
+
+@dataclass
+class History:
+    """One row per epoch: loss, validation loss and accuracy, learning rate, seconds.
+
+    Attributes:
+        rows: a dictionary per epoch.
+        losses: the loss of every step.
+    """
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> list[float]:
+        """A column, for example ``history["validation_loss"]``."""
+        return [row[name] for row in self.rows]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no epoch yet"
+        names = list(self.rows[0])
+        lines = ["  ".join(f"{name:>19}" for name in names)]
+        lines += ["  ".join(f"{row[name]:19.6g}" for name in names) for row in self.rows]
+        return "\n".join(lines)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the losses with matplotlib, which is imported here; returns its axes."""
+        if axes is None:
+            from matplotlib import pyplot
+
+            axes = pyplot.figure().add_subplot()
+        steps = np.arange(1, len(self.losses) + 1)
+        axes.plot(steps, self.losses, linewidth=0.5, label="step")
+        ends = np.linspace(0, len(self.losses), len(self.rows) + 1)[1:]
+        for name in ("loss", "validation_loss"):
+            if self.rows and name in self.rows[0]:
+                axes.plot(ends, self[name], marker="o", label=name.replace("_", " "))
+        axes.set_xlabel("step")
+        axes.set_ylabel("loss")
+        axes.legend()
+        return axes
+
+
+class Callback:
+    """What ``fit`` calls on its way; derive from it and give what you need."""
+
+    def on_step(self, network: Network, step: int, loss: float) -> None:
+        """After each step; steps count from 1."""
+
+    def on_epoch(self, network: Network, history: History) -> bool | None:
+        """After each epoch, whose row is the last of the history; True ends the training."""
+        return None
+
+
+class EarlyStopping(Callback):
+    """Ends the training when a number has not become smaller for some epochs.
+
+    Args:
+        patience: epochs to wait.
+        monitor: the column of the history; None is the validation loss, else the loss.
+        restore: put the parameters of the best epoch back at the end.
+    """
+
+    def __init__(
+        self, patience: int = 3, monitor: str | None = None, *, restore: bool = True
+    ) -> None:
+        self.patience, self.monitor, self.restore = patience, monitor, restore
+        self.best = math.inf
+        self._waited = 0
+        self._kept: dict[str, npt.NDArray[Any]] = {}
+
+    def on_epoch(self, network: Network, history: History) -> bool:
+        row = history.rows[-1]
+        name = self.monitor or ("validation_loss" if "validation_loss" in row else "loss")
+        if row[name] < self.best:
+            self.best, self._waited = row[name], 0
+            self._kept = {k: array.copy() for k, array in network.state().items()}
+            return False
+        self._waited += 1
+        if self._waited < self.patience:
+            return False
+        if self.restore:
+            network.load_state(self._kept)
+        return True
+
+
+class Checkpoint(Callback):
+    """Saves the network and its optimizer's state after every epoch, and every so many steps.
+
+    The file is always whole: a run that is stopped in between, by Ctrl-C or otherwise, leaves the
+    last one. ``Network.load(path, optimizer=…)`` goes on from there.
+
+    Args:
+        path: of the safetensors file.
+        every: steps between two; None saves after epochs alone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
+        self.path, self.every = path, every
+
+    def on_step(self, network: Network, step: int, loss: float) -> None:
+        if self.every is not None and step % self.every == 0:
+            network.save(self.path, optimizer=True)
+
+    def on_epoch(self, network: Network, history: History) -> None:
+        network.save(self.path, optimizer=True)
+
+
+# ---- batches ----
+
+
+def batches(
+    x: npt.NDArray[Any],
+    y: npt.NDArray[Any],
+    size: int,
+    random: np.random.Generator | None,
+) -> Iterator[Batch]:
+    """Arrays in batches of ``size``, the last one maybe smaller; shuffled if there is a generator.
+
+    Large batches are gathered by a thread while others are trained on.
+    """
+    order = None if random is None else random.permutation(len(x))
+
+    def part(start: int) -> Batch:
+        if order is None:
+            return x[start : start + size], y[start : start + size]
+        # ascending inside a batch: the same set, and a memory map is read in one direction
+        rows = np.sort(order[start : start + size])
+        return x[rows], y[rows]
+
+    made = (part(start) for start in range(0, len(x), size))
+    large = order is not None and len(x) and x[:1].nbytes * size >= _WORTH_A_THREAD
+    return ahead(made) if large else made
+
+
+def ahead(made: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, made by a thread some steps ahead. Its exceptions appear here."""
+    ready: queue.Queue[Any] = queue.Queue(_AHEAD)
+    stop = threading.Event()
+
+    def put(item: Any) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def work() -> None:
+        try:
+            for batch in made:
+                if not put((batch, None)):
+                    return
+            put((None, None))
+        except BaseException as error:
+            put((None, error))
+
+    thread = threading.Thread(target=work, name="openbnns batches", daemon=True)
+    thread.start()
+    try:
+        while True:
+            batch, error = ready.get()
+            if error is not None:
+                raise error
+            if batch is None:
+                return
+            yield batch
+    finally:
+        stop.set()
+        thread.join()
+
+
+# ---- the loop ----
+
+
+def fit(
+    network: Network,
+    x: Any,
+    y: Any,
+    *,
+    epochs: int,
+    batch_size: int,
+    validation: Batch | float | None,
+    shuffle: bool,
+    class_weights: Any,
+    learning_rate: Schedule | None,
+    callbacks: Iterable[Callback],
+    micro_batches: int,
+    seed: int,
+    progress: bool,
+) -> History:
+    """See ``Network.fit``."""
+    held = None
+    if y is not None:
+        x, y = _pair("x, y", x, y)
+        x, y, held = _hold_out(x, y, validation, seed)
+    elif isinstance(validation, tuple):
+        held = _pair("validation", *validation)
+    elif validation is not None:
+        raise ArrayError(
+            f"[Network.fit] validation: expected (x, y) beside an iterator; got {validation!r}"
+        )
+    weights = None if class_weights is None else np.asarray(class_weights, np.float32)
+    history, listeners = History(), list(callbacks)
+    steps = None if y is None else -(-len(x) // batch_size)
+    with _Bar(epochs, steps, progress) as bar:
+        for epoch in range(epochs):
+            start, total, samples = time.perf_counter(), 0.0, 0
+            generator = np.random.default_rng((seed, network.steps)) if shuffle else None
+            made = batches(x, y, batch_size, generator) if y is not None else iter(_fresh(x))
+            for number, (inputs, labels) in enumerate(made, 1):
+                if learning_rate is not None:
+                    network.optimizer.learning_rate = learning_rate(network.steps)
+                given = None if weights is None else _sample_weights(labels, weights)
+                loss = network.train_step(
+                    inputs, labels, weights=given, micro_batches=micro_batches
+                )
+                history.losses.append(loss)
+                total += loss * len(inputs)
+                samples += len(inputs)
+                bar.step(epoch, number, loss)
+                for listener in listeners:
+                    listener.on_step(network, network.steps, loss)
+            if samples == 0:
+                raise ArrayError("[Network.fit] x: expected at least one batch; got none")
+            row = {"epoch": epoch + 1, "loss": total / samples}
+            if held is not None:
+                results = network.evaluate(*held)
+                row |= {f"validation_{name}": value for name, value in results.items()}
+            row["learning_rate"] = float(network.optimizer.learning_rate)
+            row["seconds"] = time.perf_counter() - start
+            history.rows.append(row)
+            bar.epoch(row)
+            answers = [listener.on_epoch(network, history) for listener in listeners]
+            if True in answers:
+                break
+    return history
+
+
+def _fresh(source: Any) -> Iterable[Batch]:
+    """Batches for one more epoch: a function is called, an iterable begun again."""
+    return source() if callable(source) else source  # type: ignore[no-any-return]
+
+
+def _pair(what: str, x: Any, y: Any) -> Batch:
+    x, y = (a if isinstance(a, np.ndarray) else np.asarray(a) for a in (x, y))
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise ArrayError(
+            f"[Network] {what}: expected as many samples as labels; got {x.shape} and {y.shape}"
+        )
+    return x, y
+
+
+def _hold_out(
+    x: npt.NDArray[Any], y: npt.NDArray[Any], validation: Batch | float | None, seed: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Batch | None]:
+    """What is trained on, and what is held out for validation."""
+    if validation is None:
+        return x, y, None
+    if isinstance(validation, tuple):
+        return x, y, _pair("validation", *validation)
+    if not 0 < validation < 1 or int(len(x) * validation) == 0:
+        raise ArrayError(
+            "[Network.fit] validation: expected (x, y) or a share between 0 and 1 that leaves a "
+            f"sample on both sides; got {validation!r} of {len(x)}"
+        )
+    order = np.random.default_rng((seed, 1 << 40)).permutation(len(x))
+    cut = int(len(x) * validation)
+    held, kept = np.sort(order[:cut]), np.sort(order[cut:])
+    return x[kept], y[kept], (x[held], y[held])
+
+
+def _sample_weights(
+    labels: npt.NDArray[Any], class_weights: npt.NDArray[Any]
+) -> npt.NDArray[np.float32]:
+    """The weight of each sample's class."""
+    classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
+    return np.asarray(class_weights[classes], np.float32)
+
+
+class _Bar:
+    """Progress on the error stream: rich's bar on a terminal if it is installed, and in any case a
+    line per epoch."""
+
+    def __init__(self, epochs: int, steps: int | None, wanted: bool) -> None:
+        self._epochs, self._wanted = epochs, wanted
+        self._bar: Any = None
+        if wanted and sys.stderr.isatty() and importlib.util.find_spec("rich"):
+            progress: Any = importlib.import_module("rich.progress")
+            console: Any = importlib.import_module("rich.console").Console(stderr=True)
+            columns = "{task.description}", progress.BarColumn(), "loss {task.fields[loss]:.4f}"
+            self._bar = progress.Progress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task("epoch 1", total=steps, loss=math.nan)
+
+    def __enter__(self) -> _Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def step(self, epoch: int, number: int, loss: float) -> None:
+        if self._bar is not None:
+            name = f"epoch {epoch + 1}/{self._epochs}"
+            self._bar.update(self._task, completed=number, loss=loss, description=name)
+
+    def epoch(self, row: dict[str, float]) -> None:
+        if not self._wanted:
+            return
+        shown = "  ".join(
+            f"{name.replace('_', ' ')} {value:.4g}"
+            for name, value in row.items()
+            if name != "epoch"
+        )
+        line = f"epoch {int(row['epoch'])}/{self._epochs}  {shown}"
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,71 @@
+"""The documentation tells the truth: Python runs, C compiles and runs, links lead somewhere."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import openbnns
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
+
+
+def blocks(page, language):
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_python_runs(page, tmp_path, monkeypatch):
+    code = blocks(page, "python")
+    if not code:
+        pytest.skip("shows no Python")
+    if "safetensors" in "".join(code):
+        pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "page"}
+    for number, block in enumerate(code, 1):
+        try:
+            exec(compile(block, f"{page.name}, block {number}", "exec"), namespace)
+        except Exception as error:
+            pytest.fail(f"block {number} of {page.name}: {error!r}\n{block}")
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "c")], ids=lambda p: p.name)
+def test_c_compiles_and_runs(page, tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = openbnns.library_path()
+    for number, block in enumerate(blocks(page, "c")):
+        source, program = tmp_path / f"{number}.c", tmp_path / str(number)
+        source.write_text(block)
+        command = [compiler, source, f"-I{openbnns.include_dir()}", library, "-o", program]
+        subprocess.run([*command, f"-Wl,-rpath,{library.parent}"], check=True)
+        subprocess.run([program], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    for target in targets:
+        if "://" not in target:
+            assert (page.parent / target).is_file(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_index_of_the_site():
+    index = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert name in index
+
+
+def test_every_public_module_is_in_the_reference():
+    named = set()
+    for page in (DOCS / "reference").glob("*.md"):
+        named |= set(re.findall(r"^::: openbnns\.?(\w*)", page.read_text(), re.MULTILINE))
+    modules = {p.stem for p in Path(openbnns.__file__).parent.glob("*.py")}
+    public = {name for name in modules if not name.startswith("_")} - {"c", "demo"}
+    assert public <= named

@@ -1,0 +1,689 @@
+"""Networks: gradients against differences, plans, training, files, words."""
+
+import json
+import threading
+
+import numpy as np
+import openbnns
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openbnns import (
+    AdamOptimizer,
+    ArrayError,
+    CheckpointError,
+    ClipByValue,
+    LayerCreationError,
+    Network,
+    SGDMomentumOptimizer,
+    TrainingError,
+    check_gradients,
+)
+from openbnns.__main__ import main
+from openbnns._plan import _Buffer, _place
+from openbnns.blocks import (
+    Activate,
+    Block,
+    Branch,
+    Convolution,
+    Dense,
+    Flatten,
+    Normalize,
+    Pool,
+    initial,
+)
+from openbnns.checking import check_all
+from openbnns.examples import digits
+from openbnns.training import Callback, Checkpoint, EarlyStopping, cosine, exponential, piecewise
+from oracles.tolerance import assert_same_bits
+
+
+def random_batch(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def blobs(n=240, classes=3, seed=0):
+    """Points around as many centres as there are classes."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(classes, size=n)
+    centres = random.normal(size=(classes, 8)) * 3
+    return (centres[labels] + random.normal(size=(n, 8))).astype(np.float32), labels
+
+
+class Scale(Block):
+    """A block of a user's own, in NumPy."""
+
+    slope = 1.0  # other numbers: a wrong gradient
+
+    def build(self, shape, random):
+        self.parameters = {"factor": random.normal(size=shape).astype(np.float32)}
+        return shape
+
+    def forward(self, x, y, *, training, rooms):
+        np.multiply(x, self.parameters["factor"], out=y)
+
+    def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+        if "factor" in gradients:
+            np.sum(grad_output * x, axis=0, out=gradients["factor"])
+            gradients["factor"] *= self.slope
+        if input_gradient is not None:
+            np.multiply(grad_output, self.parameters["factor"], out=input_gradient)
+
+
+# ---- gradients ----
+
+IMAGES = (2, 3, 7, 6)
+NETWORKS = {
+    "dense": ((5, 4), lambda: [Dense(6, "tanh"), Dense(3)]),
+    "dense without bias": ((5, 4), lambda: [Dense(3, bias=False)]),
+    "dense and batch norm": (
+        (6, 4), lambda: [Dense(5, "sigmoid", normalization="batch"), Dense(2)],
+    ),
+    "activation that needs x": ((5, 4), lambda: [Dense(6, "gelu"), Dense(3, "silu")]),
+    "convolution": (IMAGES, lambda: [Convolution(4, 3, padding=1, activation="tanh")]),
+    "convolution, groups": (IMAGES, lambda: [Convolution(6, 3, groups=3, stride=2, bias=False)]),
+    "convolution and batch norm": (
+        IMAGES,
+        lambda: [Convolution(4, (3, 2), normalization="batch", activation="sigmoid")],
+    ),
+    "convolution, norm, gelu": (
+        IMAGES, lambda: [Convolution(4, 3, normalization="instance", activation="gelu")],
+    ),
+    "max": (IMAGES, lambda: [Convolution(4, 3), Pool("max", 2), Dense(3)]),
+    "average": (IMAGES, lambda: [Pool("average", 3, stride=2, padding=1), Dense(3)]),
+    "l2": (IMAGES, lambda: [Convolution(2, 1), Pool("l2_norm", 2)]),
+    "layer norm": ((4, 6), lambda: [Normalize("layer"), Dense(3), Normalize("layer", "tanh")]),
+    "batch norm": (IMAGES, lambda: [Normalize("batch", "gelu"), Dense(2)]),
+    "softmax": ((4, 6), lambda: [Dense(5), Activate("softmax")]),
+    "flatten first": (IMAGES, lambda: [Flatten(), Dense(4)]),
+    "residual": ((4, 6), lambda: [Dense(5), Branch([Dense(5, "tanh"), Dense(5)], []), Dense(2)]),
+    "residual first": ((4, 6), lambda: [Branch([], [Dense(6)])]),
+    "twice the same": ((4, 6), lambda: [Dense(3), Branch([], [])]),
+    "three paths": (
+        (4, 6), lambda: [Branch([Dense(3)], [Dense(3, "tanh")], [Dense(4), Dense(3)]), Dense(2)],
+    ),
+    "side by side": (
+        IMAGES,
+        lambda: [
+            Branch([Convolution(2, 1)], [Convolution(3, 3, padding=1)], [], join="concatenate"),
+            Convolution(2, 3),
+        ],
+    ),
+    "side by side, shared": (
+        (4, 6),
+        lambda: [Dense(4), Branch([], [Dense(3)], [], [Activate("tanh")], join="concatenate")],
+    ),
+    "branch in a branch": (
+        (4, 6),
+        lambda: [
+            Branch(
+                [Dense(4), Branch([Dense(4, "tanh")], [])],
+                [Branch([Dense(1)], [Dense(3)], join="concatenate")],
+            ),
+            Dense(2),
+        ],
+    ),
+    "own block": ((4, 6), lambda: [Dense(5), Scale(), Dense(2)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_follow_the_forward_pass(name):
+    shape, make = NETWORKS[name]
+    network = Network(make(), loss="mse")
+    report = check_gradients(network, random_batch(*shape), entries=12)
+    assert report.ok, f"\n{report}"
+    assert {row[0] for row in report.rows} == {"input", *network.parameters()}
+
+
+def test_gradients_of_single_layers_are_checked():
+    weights, bias = random_batch(3, 4), random_batch(3, seed=1)
+    layer = openbnns.FullyConnectedLayer(weights, bias=bias, activation="tanh")
+    parameters = {"weights": weights, "bias": bias}
+    report = check_gradients(layer, random_batch(5, 4), parameters=parameters)
+    assert report.ok, f"\n{report}"
+    assert {row[0] for row in report.rows} == {"input", "weights", "bias"}
+    gamma = random_batch(3, seed=2)
+    norm = openbnns.NormalizationLayer("batch", input=(3,), gamma=gamma)
+    assert check_gradients(norm, random_batch(6, 3), parameters={"gamma": gamma}).ok
+    with pytest.raises(ArrayError, match="got alpha"):
+        check_gradients(layer, random_batch(5, 4), parameters={"alpha": bias})
+    with pytest.raises(ArrayError, match="expected float32"):
+        check_gradients(layer, np.zeros((5, 4)))
+
+
+def test_wrong_gradients_are_found():
+    block = Scale()
+    block.slope = 1.1
+    report = check_gradients(block, random_batch(4, 6))
+    assert not report.ok
+    assert "wrong" in str(report)
+    wrong = {row[0] for row in report.rows if row[4] > report.tolerance}
+    assert wrong == {"scale_1.factor"}
+
+
+def test_checking_leaves_everything_as_it_was():
+    network = Network([Dense(4, "relu", normalization="batch"), Dense(2)], input=(3,))
+    before = {name: array.copy() for name, array in network.state().items()}
+    x = random_batch(5, 3)
+    kept = x.copy()
+    check_gradients(network, x)
+    assert_same_bits(x, kept)
+    for name, array in network.state().items():
+        assert_same_bits(array, before[name])
+
+
+# ---- the digit program ----
+
+
+def test_the_digit_program_gives_the_same_losses():
+    program = digits.DigitNetwork(seed=3)
+    network = Network(
+        [
+            Convolution(32, 3, padding=1, normalization="batch", epsilon=1e-7, activation="relu"),
+            Pool("max", 2),
+            Dense(10, bias=False),
+        ],
+        input=(1, 20, 20),
+        optimizer=AdamOptimizer(0.01, l2=0.01, gradient_clipping=ClipByValue(-0.5, 0.5)),
+    )
+    network.load_state(
+        network.state()
+        | {
+            "convolution_1.weights": program.parameters["weights"],
+            "dense_1.weights": program.parameters["fc_weights"],
+        }
+    )
+    for step in range(10):
+        images, labels = digits.make_batch(0, step)
+        expected = program.step(images, labels)
+        given = labels if step % 2 else labels.argmax(axis=1)
+        assert network.train_step(images, given) == pytest.approx(expected, rel=1e-6 * (step > 0))
+    images, labels = digits.make_batch(1, 0, count=300)
+    assert (network.predict(images).argmax(axis=1) == program.predict(images)).all()
+
+
+# ---- plans ----
+
+
+BUFFERS = st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 12))
+
+
+@given(st.lists(BUFFERS, min_size=1, max_size=20))
+def test_arrays_in_use_at_the_same_time_lie_apart(triples):
+    buffers = [_Buffer(str(i), size, a, a + n) for i, (size, a, n) in enumerate(triples)]
+    total = _place(buffers)
+    for i, one in enumerate(buffers):
+        assert one.offset >= 0
+        assert one.offset + one.size <= total
+        for other in buffers[:i]:
+            if one.first <= other.last and other.first <= one.last:
+                apart = one.offset + one.size <= other.offset
+                assert apart or other.offset + other.size <= one.offset
+
+
+def test_plans_share_memory_and_say_so():
+    network = Network([Dense(64, "relu") for _ in range(6)] + [Dense(4)], input=(64,))
+    training, inference = network.plan(32), network.plan(32, training=False)
+    assert inference.nbytes < 3 * 32 * 64 * 4 + 64 < training.nbytes
+    text = str(training)
+    assert "dense_7" in text
+    assert str(training.nbytes) in text
+    assert "dense_7" in network.summary()
+    assert f"{6 * (64 * 64 + 64) + 4 * 64 + 4:,} parameters" in network.summary()
+
+
+def test_paths_write_side_by_side_without_copies():
+    network = Network(
+        [Branch([Dense(3)], [Dense(4)], join="concatenate"), Dense(2)], input=(5,), loss="mse"
+    )
+    labels = [buffer.label for buffer in network.plan(8)._buffers]
+    assert "branch_1" in labels
+    assert not {"dense_1", "dense_2"} & set(labels)
+
+
+def test_batch_sizes_do_not_disturb_each_other():
+    network = Network([Dense(7, "tanh"), Dense(3)], input=(5,))
+    x = random_batch(23, 5)
+    whole = network.predict(x)
+    for size in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1):  # more than are kept
+        np.testing.assert_allclose(network.predict(x, batch_size=size), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_allocates_no_arrays():
+    import tracemalloc
+
+    network = Network([Dense(32, "relu"), Dense(10)], input=(64,))
+    x, y = random_batch(32, 64), np.arange(32) % 10
+    for _ in range(3):
+        network.train_step(x, y)
+    tracemalloc.start()
+    try:
+        network.train_step(x, y)
+        first = tracemalloc.get_traced_memory()[0]
+        for _ in range(100):
+            network.train_step(x, y)
+        assert tracemalloc.get_traced_memory()[0] - first < 500
+    finally:
+        tracemalloc.stop()
+
+
+# ---- training ----
+
+
+def test_fit_learns_and_reports():
+    x, y = blobs()
+    network = Network([Dense(16, "relu"), Dense(3)], optimizer=AdamOptimizer(0.01))
+    history = network.fit(x, y, epochs=20, batch_size=16, validation=0.25)
+    assert len(history.rows) == 20
+    assert len(history.losses) == 20 * -(-180 // 16)
+    assert history["loss"][-1] < 0.2 < history["loss"][0]
+    assert history["validation_accuracy"][-1] > 0.95
+    assert network.evaluate(x, y)["accuracy"] > 0.95
+    assert "validation_loss" in str(history)
+    assert network.steps == len(history.losses)
+
+
+def test_the_same_seed_gives_the_same_bits():
+    x, y = blobs()
+
+    def losses(seed):
+        network = Network([Dense(8, "tanh"), Dense(3)], seed=seed)
+        return network.fit(x, y, epochs=2, batch_size=32).losses
+
+    assert losses(1) == losses(1) != losses(2)
+
+
+def test_large_batches_are_gathered_ahead_to_the_same_bits(monkeypatch):
+    x, y = blobs()
+
+    def losses():
+        return Network([Dense(8, "tanh"), Dense(3)]).fit(x, y, epochs=2, batch_size=32).losses
+
+    expected = losses()
+    monkeypatch.setattr(openbnns.training, "_WORTH_A_THREAD", 1)
+    threads = threading.active_count()
+    assert losses() == expected
+    assert threading.active_count() == threads
+
+
+def test_errors_of_batches_made_ahead_arrive(monkeypatch):
+    monkeypatch.setattr(openbnns.training, "_WORTH_A_THREAD", 1)
+    x, y = blobs()
+
+    class Broken(np.ndarray):
+        def __getitem__(self, key):
+            if isinstance(key, np.ndarray):
+                raise OSError("the disk is gone")
+            return super().__getitem__(key)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        Network([Dense(3)]).fit(x.view(Broken), y)
+
+
+def test_fit_takes_memory_maps_iterables_and_functions(tmp_path):
+    x, y = blobs()
+    np.save(tmp_path / "x.npy", x)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+
+    def pairs():
+        for start in range(0, len(x), 32):
+            yield x[start : start + 32], y[start : start + 32]
+
+    runs = [
+        Network([Dense(3)]).fit(mapped, y, epochs=2, shuffle=False).losses,
+        Network([Dense(3)]).fit(list(pairs()), epochs=2).losses,
+        Network([Dense(3)]).fit(pairs, epochs=2).losses,
+    ]
+    assert runs[0] == runs[1] == runs[2]
+    with pytest.raises(ArrayError, match="at least one batch"):
+        Network([Dense(3)]).fit(pairs(), epochs=2)  # a generator is empty the second time
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float64", "float16"])
+def test_data_of_any_number_type(dtype):
+    x = np.arange(24).reshape(4, 6).astype(dtype)
+    network = Network([Dense(2)], input=(6,))
+    assert_same_bits(network.predict(x), network.predict(x.astype(np.float32)))
+
+
+def test_labels_as_classes_rows_and_columns():
+    x, y = blobs()
+    rows = np.eye(3)[y]  # float64
+    assert (
+        Network([Dense(3)]).fit(x, y).losses
+        == pytest.approx(Network([Dense(3)]).fit(x, rows).losses, rel=1e-6)
+    )  # fmt: skip
+    one = Network([Dense(1)], loss="mse")
+    assert one.train_step(x[:4], np.arange(4)) > 0  # (N,) for (N, 1)
+
+
+def test_class_weights_are_weights_of_samples():
+    x, y = blobs()
+    weights = np.array([1, 0, 2], np.float32)
+    ours = Network([Dense(3)]).fit(x, y, batch_size=240, shuffle=False, class_weights=weights)
+    network = Network([Dense(3)])
+    assert ours.losses == [network.train_step(x, y, weights=weights[y])]
+
+
+def test_micro_batches_make_the_same_step():
+    x, y = blobs()
+    whole, cut = (
+        Network([Dense(8, "tanh"), Dense(3)], optimizer=SGDMomentumOptimizer(0.1)) for _ in "ab"
+    )
+    for _ in range(3):
+        loss = whole.train_step(x, y)
+        assert cut.train_step(x, y, micro_batches=4) == pytest.approx(loss, rel=1e-5)
+    for name, array in whole.parameters().items():
+        np.testing.assert_allclose(cut.parameters()[name], array, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ArrayError, match="divisor of 240 samples; got 7"):
+        cut.train_step(x, y, micro_batches=7)
+
+
+def test_schedules_set_the_rate():
+    x, y = blobs()
+    seen = []
+
+    class Watch(Callback):
+        def on_step(self, network, step, loss):
+            seen.append(network.optimizer.learning_rate)
+
+    network = Network([Dense(3)])
+    rate = piecewise((0, 0.5), (2, 0.25))
+    network.fit(x, y, batch_size=60, learning_rate=rate, callbacks=[Watch()])
+    assert seen == [0.5, 0.5, 0.25, 0.25]
+    assert exponential(1, 0.1, every=2)(5) == pytest.approx(0.01)
+    assert cosine(1, 4)(0) == 1
+    assert cosine(1, 4, last=0.5)(4) == 0.5
+    with pytest.raises(ArrayError, match="step 0"):
+        piecewise((1, 0.5))
+
+
+def test_early_stopping_restores_the_best():
+    x, y = blobs()
+    network = Network([Dense(3)], optimizer=SGDMomentumOptimizer(0.1))
+
+    class Spoil(Callback):
+        def on_epoch(self, network, history):
+            if len(history.rows) == 2:
+                self.best = {k: v.copy() for k, v in network.state().items()}
+                network.optimizer.learning_rate = -1.0  # away from the minimum
+
+    spoil, stop = Spoil(), EarlyStopping(patience=2, monitor="loss")
+    history = network.fit(x, y, epochs=50, callbacks=[spoil, stop])
+    assert len(history.rows) < 10
+    best = int(np.argmin(history["loss"]))
+    assert stop.best == history["loss"][best]
+    if best == 1:
+        for name, array in network.state().items():
+            assert_same_bits(array, spoil.best[name])
+
+
+def test_frozen_parameters_stay_and_others_learn():
+    x, y = blobs()
+    network = Network([Dense(8, "tanh"), Dense(3)], input=(8,))
+    before = {name: array.copy() for name, array in network.parameters().items()}
+    network.freeze("dense_1", "dense_2.bias")
+    assert set(network.gradients()) == {"dense_2.weights"}
+    assert "frozen" in network.summary()
+    network.fit(x, y)
+    changed = {n for n, a in network.parameters().items() if not np.array_equal(a, before[n])}
+    assert changed == {"dense_2.weights"}
+    network.freeze()
+    network.fit(x, y)
+    assert not np.array_equal(network.parameters()["dense_1.weights"], before["dense_1.weights"])
+    with pytest.raises(LayerCreationError, match="got 'dense_9'"):
+        network.freeze("dense_9")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "where"),
+    [
+        (lambda n, x, y: x.__setitem__((3, 0), np.nan), "the data"),
+        (lambda n, x, y: n.parameters()["dense_1.weights"].fill(np.inf), "the result of dense_1"),
+        (lambda n, x, y: n.parameters()["dense_2.bias"].fill(np.nan), "the result of dense_2"),
+        (lambda n, x, y: y.__setitem__((0, 0), np.nan), "the labels"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_named(spoil, where):
+    network = Network([Dense(8, "tanh"), Dense(3)], input=(8,), loss="mse")
+    x, y = random_batch(16, 8), random_batch(16, 3)
+    network.train_step(x, y)
+    spoil(network, x, y)
+    kept = {name: array.copy() for name, array in network.parameters().items()}
+    with pytest.raises(TrainingError, match=f"step 2: .*{where}"):
+        network.train_step(x, y)
+    for name, array in network.parameters().items():
+        assert_same_bits(array, kept[name])
+
+
+def test_threads_train_their_own_networks_to_the_same_bits():
+    x, y = blobs()
+    results = {}
+
+    def run(seed):
+        network = Network([Dense(16, "relu", normalization="batch"), Dense(3)], seed=seed)
+        results[seed] = network.fit(x, y, epochs=3).losses
+
+    for seed in range(4):
+        run(seed)
+    alone, results = results, {}
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == alone
+
+
+# ---- files ----
+
+
+def deep_network(**options):
+    return Network(
+        [
+            Convolution(4, (3, 3), padding=1, normalization="batch", activation="relu"),
+            Pool("max", 2),
+            Branch([Convolution(4, 1), Activate("gelu")], [], join="concatenate"),
+            Normalize("layer"),
+            Dense(5),
+        ],
+        input=(1, 6, 6),
+        optimizer=AdamOptimizer(0.01),
+        **options,
+    )
+
+
+def test_saved_networks_go_on_to_the_same_bits(tmp_path):
+    pytest.importorskip("safetensors")
+    x, y = random_batch(20, 1, 6, 6), np.arange(20) % 5
+    whole, first = deep_network(seed=4), deep_network(seed=4)
+    whole.fit(x, y, epochs=4, batch_size=8)
+    first.fit(x, y, epochs=2, batch_size=8)
+    path = tmp_path / "network.safetensors"
+    first.save(path, optimizer=True)
+    again = Network.load(path, optimizer=AdamOptimizer(0.01))
+    assert (again.steps, again.seed) == (first.steps, 4)
+    again.fit(x, y, epochs=2, batch_size=8)
+    for name, array in whole.state().items():
+        assert_same_bits(again.state()[name], array)
+    assert_same_bits(Network.load(path).predict(x), first.predict(x))
+
+
+def test_interrupted_runs_leave_a_whole_file(tmp_path):
+    """Ctrl-C in the middle of an epoch: what was saved goes on to the bits of an unbroken run."""
+    pytest.importorskip("safetensors")
+    x, y = blobs(64)
+    path = tmp_path / "network.safetensors"
+
+    class Interrupt(Callback):
+        def on_step(self, network, step, loss):
+            if step == 11:
+                raise KeyboardInterrupt
+
+    def network():
+        return Network([Dense(8, "tanh"), Dense(3)], optimizer=AdamOptimizer(0.01))
+
+    whole = network()
+    whole.fit(x, y, epochs=4, batch_size=16)
+    with pytest.raises(KeyboardInterrupt):
+        network().fit(x, y, epochs=4, batch_size=16, callbacks=[Checkpoint(path), Interrupt()])
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    again = Network.load(path, optimizer=AdamOptimizer(0.01))
+    assert again.steps == 8
+    again.fit(x, y, epochs=2, batch_size=16)
+    for name, array in whole.state().items():
+        assert_same_bits(again.state()[name], array)
+    again.fit(x, y, batch_size=16, callbacks=[Checkpoint(path, every=3)])
+    assert Network.load(path).steps == 20
+
+
+def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):
+    pytest.importorskip("safetensors")
+    network = Network([Dense(3), Dense(2)], input=(4,), loss=openbnns.Loss.huber(0.5))
+    network.freeze("dense_1.weights")
+    network.save(tmp_path / "n")
+    again = Network.load(tmp_path / "n")
+    assert again.loss == network.loss
+    assert "dense_1.weights" not in again.gradients()
+
+
+def test_own_blocks_are_given_at_loading(tmp_path):
+    pytest.importorskip("safetensors")
+    network = Network([Scale()], input=(3,), loss="mse")
+    network.save(tmp_path / "n")
+    with pytest.raises(CheckpointError, match="a class for 'Scale'"):
+        Network.load(tmp_path / "n")
+    x = random_batch(2, 3)
+    assert_same_bits(Network.load(tmp_path / "n", blocks=[Scale]).predict(x), network.predict(x))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda about: about.pop("blocks"),
+        lambda about: about["blocks"].append({"block": "os.system", "command": "true"}),
+        lambda about: about["blocks"].append({"block": "initial"}),
+        lambda about: about["blocks"][0].update(units=-3),
+        lambda about: about["blocks"][0].update(units=7),
+        lambda about: about.update(loss="nothing"),
+        lambda about: about.update(input=[10**9, 10**9, 10**9]),
+    ],
+)
+def test_files_that_are_no_networks_are_refused(tmp_path, spoil):
+    pytest.importorskip("safetensors")
+    network = Network([Dense(3)], input=(4,))
+    network.save(tmp_path / "n")
+    arrays, notes = openbnns.io.load_checkpoint(tmp_path / "n")
+    about = json.loads(notes["network"])
+    spoil(about)
+    openbnns.io.save_checkpoint(tmp_path / "n", arrays, notes | {"network": json.dumps(about)})
+    with pytest.raises(CheckpointError, match="not a network"):
+        Network.load(tmp_path / "n")
+    openbnns.io.save_checkpoint(tmp_path / "n", arrays, {"format": "other"})
+    with pytest.raises(CheckpointError, match=r"expected openbnns\.Network 1; got 'other'"):
+        Network.load(tmp_path / "n")
+
+
+def test_settings_that_are_no_plain_values_cannot_be_saved(tmp_path):
+    pytest.importorskip("safetensors")
+    network = Network([Dense(3, initializer=lambda shape, random: np.ones(shape))], input=(4,))
+    with pytest.raises(LayerCreationError, match="initializer: expected a plain value"):
+        network.save(tmp_path / "n")
+    assert not (tmp_path / "n").exists()
+
+
+# ---- words ----
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Network([], input=(3,)), "expected one that computes"),
+        (lambda: Network([Flatten()], input=(3,)), "expected one that computes"),
+        (lambda: Network([3], input=(3,)), "expected openbnns.blocks; got int"),
+        (lambda: Network([Convolution(3)], input=(3,)), r"convolution_1 on \(3,\): .*height"),
+        (lambda: Network([Convolution(4, groups=2)], input=(3, 5, 5)), "divisor of 3 channels"),
+        (
+            lambda: Network([Convolution(4, groups=2, normalization="batch")], input=(2, 5, 5)),
+            "put Normalize behind it",
+        ),
+        (lambda: Network([Dense(3, initializer="zero")], input=(3,)), "got 'zero'"),
+        (lambda: Network([Branch([Dense(2)], [])], input=(3,)), r"add; got \(2,\), \(3,\)"),
+        (lambda: Branch([], join="multiply"), "got 'multiply'"),
+        (lambda: Branch([]), "at least two; got 1"),
+        (lambda: Network([Dense(2)]).parameters(), "expected the shape of a sample"),
+        (lambda: Network([Pool("max", 9)], input=(1, 3, 3)), "pool_1 on"),
+    ],
+)
+def test_impossible_networks_are_refused(make, sentence):
+    with pytest.raises(LayerCreationError, match=sentence):
+        make()
+
+
+def test_a_block_belongs_to_one_place():
+    block = Dense(3)
+    with pytest.raises(LayerCreationError, match="the same Dense twice"):
+        Network([block, Branch([block], [])], input=(3,))
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda n: n.predict(np.zeros((2, 5))), r"expected \(N, 4\); got \(2, 5\)"),
+        (lambda n: n.predict(np.float32(3)), r"expected \(N, 4\); got \(\)"),
+        (lambda n: n.backward(np.zeros((2, 3))), "last training forward"),
+        (lambda n: n.evaluate(np.zeros((2, 4)), np.zeros(3)), "as many samples as labels"),
+        (lambda n: n.fit(np.zeros((2, 4)), np.zeros(2, int), validation=0.1), "leaves a sample"),
+        (lambda n: n.fit([], validation=0.1), "beside an iterator"),
+        (lambda n: n.load_state({}), "expected the entries"),
+        (lambda n: n.load_state(n.state() | {"dense_1.bias": np.zeros(9)}), r"got \(9,\)"),
+        (lambda n: n.train_step(np.zeros((2, 4)), np.zeros((2, 9))), "labels"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(call, sentence):
+    network = Network([Dense(3)], input=(4,))
+    with pytest.raises(ArrayError, match=sentence):
+        call(network)
+
+
+def test_closed_networks_say_so():
+    network = Network([Dense(3)], input=(4,))
+    network.close()
+    with pytest.raises(openbnns.LayerApplyError, match="closed"):
+        network.predict(np.zeros((1, 4)))
+
+
+def test_first_values():
+    random = np.random.default_rng(0)
+    xavier = initial("xavier", (300, 200), random)
+    assert abs(xavier).max() <= np.sqrt(6 / 500)
+    assert xavier.std() == pytest.approx(np.sqrt(2 / 500), rel=0.02)
+    he = initial("he", (64, 32, 3, 3), random)
+    assert he.std() == pytest.approx(np.sqrt(2 / (32 * 9)), rel=0.02)
+    for shape in ((8, 20), (20, 8), (6, 2, 3, 3)):
+        flat = initial("orthogonal", shape, random).reshape(shape[0], -1).astype(float)
+        small = flat @ flat.T if flat.shape[0] <= flat.shape[1] else flat.T @ flat
+        np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
+    with pytest.raises(LayerCreationError, match="of shape"):
+        initial(lambda shape, random: np.ones(3), (2, 2), random)
+
+
+def test_progress_and_plots(capsys):
+    x, y = blobs()
+    history = Network([Dense(3)]).fit(x, y, epochs=2, progress=True, validation=(x, y))
+    said = capsys.readouterr().err.strip().split("\n")
+    assert len(said) == 2
+    assert "validation accuracy" in said[1]
+    pytest.importorskip("matplotlib").use("agg")
+    assert len(history.plot().lines) == 3
+
+
+def test_the_command_checks_every_block(capsys):
+    assert main(["check", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) > 15
+    assert all(row["ok"] for row in rows.values())
+    assert main(["check"]) == 0
+    assert "WRONG" not in capsys.readouterr().out
+    assert len(rows) == len(check_all())
