@@ -70,7 +70,7 @@ struct Ahead {
     if (!next || c % kLine != 0) return;
     const Stored* at = c + kValues < left ? rows + c + kValues : next + (c + kValues - left);
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) prefetch(reinterpret_cast<const float*>(at + r * row));
+    for (size_t r = 0; r < kRows; ++r) prefetch(at + r * row);
   }
 };
 
