@@ -190,8 +190,8 @@ struct Layer {
     filter = BNNSFilterCreateLayerFullyConnected(&p, &options);
     CHECK(filter, "creation: %s", obn_last_error());
   }
-  void use(const Kernels* kernels, size_t few_samples = SIZE_MAX) {
-    static_cast<FullyConnected*>(find_filter(filter))->choice = {kernels, few_samples};
+  void use(const Kernels* kernels, size_t few_samples = SIZE_MAX, size_t near_bytes = SIZE_MAX) {
+    static_cast<FullyConnected*>(find_filter(filter))->choice = {kernels, few_samples, near_bytes};
   }
   int apply() { return BNNSFilterApplyBatch(filter, setup.n, x.data(), x.row, y.data(), y.row); }
   int apply_backward(bool wants_dx = true, bool wants_dw = true, bool wants_db = true) {
@@ -321,6 +321,34 @@ TEST(fully_connected_large_layers_agree_with_float64) {
     check_everywhere(s, n);
     s.layout = BNNSDataLayoutColumnMajorMatrix;
     check_everywhere(s, n);
+  }
+}
+
+// Weights that are taken to come from memory: fetched ahead, their gradient past the caches and together with dx.
+TEST(fully_connected_far_weights_agree_with_float64) {
+  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+    if (!has_isa(isa)) continue;
+    for (size_t n : {1, 3, 8}) {
+      for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
+        Setup s;
+        s.n = n;
+        s.i = 1030;
+        s.o = 770;
+        s.layout = layout;
+        s.gap = s.shift = n;
+        s.client = true;
+        Random first{n}, second{n};
+        Layer all(s, first), parts(s, second);
+        all.use(&targets.at(isa), SIZE_MAX, 0);
+        parts.use(&targets.at(isa), SIZE_MAX, n == 3 ? SIZE_MAX : 0);
+        all.check(name_of(isa));
+        CHECK(parts.apply() == 0 && parts.apply_backward(true, false, false) == 0 &&
+                  parts.apply_backward(false, true, false) == 0,
+              "%s", obn_last_error());
+        CHECK(all.y.bytes == parts.y.bytes && all.dx.bytes == parts.dx.bytes && all.dw.bytes == parts.dw.bytes,
+              "one by one on %s, N %zu", name_of(isa), n);
+      }
+    }
   }
 }
 
