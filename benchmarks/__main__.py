@@ -15,8 +15,8 @@ from benchmarks import peers
 from benchmarks.harness import ROOT, Row, Run, ceilings, cpu_name, header, line, say
 
 FAMILIES = (
-    "gemm", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
-    "normalization", "fused", "loss", "optimizer", "random", "training", "calls",
+    "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
+    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "calls",
 )  # fmt: skip
 
 # Read, write and copy in the caches and in memory: for the record, beside the rows' own floors.

@@ -1,11 +1,13 @@
 """Whole training steps: the network of examples/digits.py, that of `openbnns demo` on handwriting,
 and two made with openbnns.Network. Forward, loss, backward, Adam."""
 
+import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 from timeit import Timer
 
 import numpy as np
@@ -167,6 +169,40 @@ def rows(run: Run) -> Iterator[Row]:
         network = make() if re.search(run.only, f"training {name}") else None
         if network is not None:
             yield _row(network, run)
+    if re.search(run.only, "training characters"):
+        yield _characters_row(run)
+
+
+def _characters_row(run: Run) -> Row:
+    """The transformer of examples/characters.py. Peers that have it: PyTorch. No floor."""
+    path = Path(__file__).parent.parent / "examples" / "characters.py"
+    spec = importlib.util.spec_from_file_location("characters", path)
+    characters = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(characters)
+    letters, numbers = characters.load_text()
+    batches = [characters.make_batch(numbers, 0, step) for step in range(STEPS)]
+    writer = characters.Writer(len(letters))
+    start = {name: array.copy() for name, array in writer.parameters.items()}
+
+    def restart():
+        for name, values in start.items():
+            writer.parameters[name][...] = values
+        for array in writer.adam.accumulators:
+            array[...] = 0
+        writer.adam.time_step = 1
+
+    learners = [Learner(OURS, restart, lambda number: writer.step(*batches[number]), 1e-3)]
+    for peer in run.peers.values():
+        if hasattr(peer, "characters"):
+            rate = writer.adam.optimizer.learning_rate
+            numbers_of = characters.HEADS, characters.BLOCKS, rate
+            learners += peer.characters(start, *numbers_of, batches)
+    losses = first_losses(learners[0])
+    for learner in learners[1:]:
+        check(learner, losses)
+    shape = f"{characters.BATCH}x{characters.LENGTH}x{characters.WIDTH}"
+    timers = {learner.name: _timer(learner) for learner in learners}
+    return Row("training", f"characters-{shape}", "step", run.threads, race(timers, run))
 
 
 def _row(network: Network, run: Run) -> Row:

@@ -511,6 +511,45 @@ Chain* make_arithmetic(const char* function, const memory::dims& a_shape, const 
   return c;
 }
 
+// y (batch, m, n) = a (batch, m, k) · b (batch, k, n); transposed operands lie as (batch, k, m) and (batch, n, k). Given:
+// a, b, dy; found: y, da, db.
+Chain* make_batched_matmul(bool transpose_a, bool transpose_b, int64_t batch, int64_t m, int64_t n, int64_t k) {
+  const auto type = memory::data_type::f32;
+  const auto tag = [](bool transposed) { return transposed ? Tag::acb : Tag::abc; };
+  // The same memory seen as a matrix and as its transpose.
+  const memory::desc a({batch, m, k}, type, tag(transpose_a)), a_turned({batch, k, m}, type, tag(!transpose_a));
+  const memory::desc b({batch, k, n}, type, tag(transpose_b)), b_turned({batch, n, k}, type, tag(!transpose_b));
+  const memory::desc y({batch, m, n}, type, Tag::abc);
+  auto* c = new Chain{};
+  const memory given_a = c->give(a, a), given_b = c->give(b, b), dy = c->give(y, y);
+  const auto add = [&](Pass& pass, const memory& left, const memory::desc& left_desc, const memory& right,
+                       const memory::desc& right_desc, const memory::desc& result_desc) {
+    const memory result(result_desc, cpu());
+    const dnnl::matmul::primitive_desc product(cpu(), left_desc, right_desc, result_desc, own_scratch());
+    pass.add(dnnl::matmul(product),
+             {{DNNL_ARG_SRC, memory(left_desc, cpu(), left.get_data_handle())},
+              {DNNL_ARG_WEIGHTS, memory(right_desc, cpu(), right.get_data_handle())},
+              {DNNL_ARG_DST, result},
+              {DNNL_ARG_SCRATCHPAD, memory(product.scratchpad_desc(), cpu())}});
+    c->find(result, result_desc);
+  };
+  add(c->forward, given_a, a, given_b, b, y);
+  // Results lie by rows: a gradient that is wanted turned is the product of the turned factors.
+  const memory::desc y_turned({batch, n, m}, type, Tag::acb), a_rows({batch, k, m}, type, Tag::abc),
+      b_rows({batch, n, k}, type, Tag::abc);
+  if (transpose_a) {
+    add(c->backward, given_b, b, dy, y_turned, a_rows);
+  } else {
+    add(c->backward, dy, y, given_b, b_turned, a);
+  }
+  if (transpose_b) {
+    add(c->backward, dy, y_turned, given_a, a, b_rows);
+  } else {
+    add(c->backward, given_a, a_turned, dy, y, b);
+  }
+  return c;
+}
+
 // ---- a network with its training step ----
 
 // One learned array with the moments of Adam. It lies as its forward pass likes it: Adam does not care about the order,
@@ -895,6 +934,10 @@ Chain* onednn_fused_add(const char* layout, const int64_t* shape, float epsilon,
 
 Chain* onednn_arithmetic(const char* function, int rank, const int64_t* a_shape, const int64_t* b_shape) {
   return guarded([&] { return make_arithmetic(function, {a_shape, a_shape + rank}, {b_shape, b_shape + rank}); });
+}
+
+Chain* onednn_batched_matmul(int transpose_a, int transpose_b, int64_t batch, int64_t m, int64_t n, int64_t k) {
+  return guarded([&] { return make_batched_matmul(transpose_a != 0, transpose_b != 0, batch, m, n, k); });
 }
 
 // One array per port, in the order the maker says.

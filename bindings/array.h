@@ -55,11 +55,11 @@ struct Operand {
   void release();
 };
 
-inline constexpr int kMaxOperands = 8;
+inline constexpr int kMaxOperands = 15;
 inline constexpr int kMaxHeld = 12;
 
 // weighted: convolution and fully connected
-enum class Family { activation, arithmetic, fused, loss, normalization, pooling, weighted };
+enum class Family { activation, arithmetic, attention, fused, loss, matmul, normalization, pooling, weighted };
 
 // A native filter and what its calls need. Closing it while a call or a view of its parameters is under way only marks
 // it; whoever leaves last destroys the native filter.
@@ -233,11 +233,13 @@ bool check_count(const char* function, Py_ssize_t got, Py_ssize_t expected);
 // The families' methods, each list ended by an empty entry.
 extern PyMethodDef activation_methods[];
 extern PyMethodDef arithmetic_methods[];
+extern PyMethodDef attention_methods[];
 extern PyMethodDef clip_methods[];
 extern PyMethodDef convolution_methods[];
 extern PyMethodDef fully_connected_methods[];
 extern PyMethodDef fused_methods[];
 extern PyMethodDef loss_methods[];
+extern PyMethodDef matmul_methods[];
 extern PyMethodDef normalization_methods[];
 extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];

@@ -26,12 +26,12 @@ bool parse_fully_connected(Call& call, FilterObject* filter, PyObject* tuple, bo
 
 namespace {
 
-// name, description, threads, copy_parameters
+// name, description, precision (-1: the library's setting), threads, copy_parameters
 PyObject* fully_connected_create(PyObject* module, PyObject* arguments) {
   PyObject *name, *tuple;
   Py_ssize_t threads;
-  int copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UO!np:fully_connected_create", &name, &PyTuple_Type, &tuple, &threads,
+  int precision, copy_parameters;
+  if (!PyArg_ParseTuple(arguments, "UO!inp:fully_connected_create", &name, &PyTuple_Type, &tuple, &precision, &threads,
                         &copy_parameters))
     return nullptr;
   Call call(module, name);
@@ -42,7 +42,9 @@ PyObject* fully_connected_create(PyObject* module, PyObject* arguments) {
   BNNSFilterParameters options = {};
   if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
   options.n_threads = static_cast<size_t>(threads);
-  return filter.open(BNNSFilterCreateLayerFullyConnected(&description.layer, &options));
+  BNNSFilter handle = BNNSFilterCreateLayerFullyConnected(&description.layer, &options);
+  if (handle && precision >= 0) obn_filter_set_matmul_precision(handle, precision);
+  return filter.open(handle);
 }
 
 // name, rows, columns, values, their type, columns of the values (csr) or columns and rows in turn (coo) as uint64, row

@@ -234,9 +234,9 @@ PyTypeObject* add_type(PyObject* module, PyType_Spec* spec) {
 int execute(PyObject* module) {
   State* state = state_of(module);
   for (PyMethodDef* methods :
-       {activation_methods, arithmetic_methods, clip_methods, convolution_methods, fully_connected_methods,
-        fused_methods, loss_methods, normalization_methods, optimizer_methods, pooling_methods, quantization_methods,
-        random_methods, weighted_methods})
+       {activation_methods, arithmetic_methods, attention_methods, clip_methods, convolution_methods,
+        fully_connected_methods, fused_methods, loss_methods, matmul_methods, normalization_methods, optimizer_methods,
+        pooling_methods, quantization_methods, random_methods, weighted_methods})
     if (PyModule_AddFunctions(module, methods) != 0) return -1;
   bool complete = (state->filter_type = add_type(module, &filter_spec)) &&
                   (state->parameter_type = add_type(module, &parameter_spec)) &&

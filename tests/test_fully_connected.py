@@ -248,6 +248,22 @@ def test_precision_allows_no_more_than_it_says(precision, word, error):
     assert_close(grads.weights, expected.dw, terms=expected.dw_terms, unit=error)
 
 
+def test_precision_of_a_layer_comes_before_the_library(precision):
+    case = FullyConnectedCase(130, 300, 257)
+    x, w = case.input(), case.weights()
+    exact, rough = (openbnns.FullyConnectedLayer(w, precision=p) for p in ("highest", "medium"))
+    follows = openbnns.FullyConnectedLayer(w)
+    y, z = exact(x), rough(x)
+    np.testing.assert_array_equal(follows(x), y)
+    precision("medium")
+    np.testing.assert_array_equal(follows(x), z)
+    np.testing.assert_array_equal(exact(x), y)
+    precision("highest")
+    np.testing.assert_array_equal(rough(x), z)
+    with pytest.raises(LayerCreationError, match="one of highest, high, medium; got 'low'"):
+        openbnns.FullyConnectedLayer(w, precision="low")
+
+
 # ---- sparse weights ----
 
 
@@ -506,6 +522,15 @@ CORRUPTIONS = {
     "bias of another size": lambda p: setattr(p, "bias", vector(3, data=np.zeros(3, np.float32))),
     "misaligned weights": lambda p: setattr(p.w_desc, "data", misaligned((6,), np.float32)),
 }
+
+
+def test_precision_of_a_filter_refuses_others():
+    f = create(W)
+    assert [c.obn_filter_set_matmul_precision(f, p) for p in (-1, 0, 1, 2)] == [0] * 4
+    assert [c.obn_filter_set_matmul_precision(f, p) for p in (-2, 3)] == [-1] * 2
+    assert "expected -1 (follow the library)" in c.last_error()
+    assert c.obn_filter_set_matmul_precision(None, 0) == -1
+    c.BNNSFilterDestroy(f)
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)

@@ -124,7 +124,7 @@ def given_names(case):
     return names | {f"d{name}" for name in ("beta", "gamma") if getattr(case, f"has_{name}")}
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [marked(case) for case in cases.CASES if not case.is_one_layer])
 def test_same_bits_as_two_layers(case):
     found, separate = case.results(), case.separate_results()
     assert separate["y"] is not None
@@ -134,12 +134,25 @@ def test_same_bits_as_two_layers(case):
             assert_same_bits(np.ascontiguousarray(found[key]), np.ascontiguousarray(array))
 
 
-@pytest.mark.parametrize("case", small())
+@pytest.mark.parametrize("case", small(lambda case: not case.is_one_layer))
 def test_same_bits_as_two_layers_without_training(case):
     layer, inputs = case.layer(), case.inputs()
     y, _ = case.empty_output()
     layer.apply(*inputs, training=False, out=y)
     assert_same_bits(y, case.separate_results(training=False)["y"])
+
+
+@pytest.mark.parametrize("activation", ["identity", "rectified_linear"])
+def test_pairs_done_as_one_layer_keep_no_result_between(activation):
+    """The digit program's first layer: beside its input it keeps a few numbers per channel."""
+    first = ConvolutionCase((4, 1, 20, 20), 32, padding=((1, 1), (1, 1)))
+    case = FusedCase(first, moving=True, activation=activation)
+    assert case.is_one_layer
+    x, dy = case.inputs()[0], case.output_gradient()
+    layer = case.layer()
+    assert layer.kept_bytes(4) < x.nbytes + 8192 < dy.nbytes / 10
+    found, separate = case.results(), case.separate_results()
+    np.testing.assert_allclose(found["y"], separate["y"], rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", small())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("safetensors")
 
@@ -93,6 +96,23 @@ def test_a_full_disk_leaves_the_old_one(tmp_path):
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_complains_late_leaves_the_old_one(tmp_path, monkeypatch, call):
+    """Some disks find out that they are full, or broken, only when all was written."""
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(path, ARRAYS)
+
+    def refuse(*given):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(CheckpointError, match="No space left"):
+            save_checkpoint(path, {"w": np.zeros(9, np.float32)})
+    assert_same(load_checkpoint(path)[0], ARRAYS)
+    assert os.listdir(tmp_path) == ["a.safetensors"]
+
+
 def test_killed_while_writing_leaves_a_whole_one(tmp_path):
     """A process that writes one checkpoint after the other is killed at any moment."""
     path = tmp_path / "a.safetensors"
@@ -161,3 +181,19 @@ def test_hostile_files_are_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="not a whole checkpoint"):
         load_checkpoint(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=8))
+def test_spoiled_bytes_are_refused_or_read(tmp_path_factory, changes):
+    """Whatever the bytes are: arrays of the sizes the file says, or a refusal; never a crash."""
+    path = tmp_path_factory.mktemp("spoiled") / "a.safetensors"
+    save_checkpoint(path, ARRAYS, {"seed": "3"})
+    content = bytearray(path.read_bytes())
+    for place, value in changes:
+        content[place % len(content)] = value
+    path.write_bytes(content)
+    try:
+        arrays, _ = load_checkpoint(path)
+    except CheckpointError:
+        return
+    assert sum(array.nbytes for array in arrays.values()) < len(content)

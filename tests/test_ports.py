@@ -8,7 +8,7 @@ import pytest
 
 SOURCES = ["pooling.c", "convolution.c", "fully_connected.c", "activation.c", "legacy.c"]
 SOURCES += ["normalization.c", "arithmetic.c", "quantization.c", "fused.c", "loss.c"]
-SOURCES += ["optimizer.c", "random.c"]
+SOURCES += ["matmul.c", "optimizer.c", "random.c", "attention.c"]
 SOURCES += ["errors.cpp", "train.cpp"]
 BUILDS = [
     (compiler, name) for name in SOURCES for compiler in ports.COMPILERS["." + name.split(".")[1]]

@@ -15,11 +15,13 @@ import ports
 import pytest
 from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
+from cases import attention as attention_cases
 from cases import convolution as convolution_cases
 from cases import dtype_of, is_sentinel
 from cases import fully_connected as fully_connected_cases
 from cases import fused as fused_cases
 from cases import loss as loss_cases
+from cases import matmul as matmul_cases
 from cases import normalization as normalization_cases
 from cases import pooling as pooling_cases
 from cases import quantization as quantization_cases
@@ -41,7 +43,7 @@ TESTS = Path(__file__).parent
 WEIGHTED = convolution_cases.CASES + fully_connected_cases.CASES
 FAMILIES = (
     pooling_cases, activation_cases, convolution_cases, fully_connected_cases, normalization_cases,
-    arithmetic_cases, quantization_cases, loss_cases, fused_cases,
+    arithmetic_cases, quantization_cases, loss_cases, fused_cases, attention_cases, matmul_cases,
 )  # fmt: skip
 SPLIT = [
     marked(case)
@@ -129,6 +131,15 @@ def convolution_filter(options):
     return c.BNNSFilterCreateLayerConvolution(parameters, options)
 
 
+def product_filter(options):
+    w = np.ones((40, 3), np.float16)
+    parameters = c.BNNSLayerParametersBroadcastMatMul(
+        alpha=1, b_is_weights=True, iA_desc=matrix((120, 40)),
+        iB_desc=matrix((40, 3), "float16", data=w), o_desc=matrix((120, 3)),
+    )  # fmt: skip
+    return c.BNNSFilterCreateLayerBroadcastMatMul(parameters, options)
+
+
 def fully_connected_filter(options):
     parameters = c.BNNSLayerParametersFullyConnected(
         i_desc=vector(3 * 40 * 40),
@@ -143,6 +154,7 @@ FILTERS = {
     activation_filter: 3 * 40 * 40,
     convolution_filter: 5 * 40 * 40,
     fully_connected_filter: 7,
+    product_filter: 120 * 3,
 }
 
 
@@ -305,7 +317,8 @@ def test_many_python_threads_at_once(threads):
     together, images = weighted[0].layer(), weighted[0].input()
     others = [normalization_cases.BATCH, arithmetic_cases.KINDS[0], quantization_cases.CASES[0]]
     others += [normalization_cases.TYPICAL[0], arithmetic_cases.TYPICAL[1]]
-    others += [fused_cases.PAIRS[0], *fused_cases.TYPICAL[:2]]
+    others += [fused_cases.PAIRS[0], *fused_cases.TYPICAL[:2], attention_cases.OPTIONS[11]]
+    others += matmul_cases.SPLIT[:2]
     expected_others = [p.results() for p in others]
     inference, features = others[0].layer(), others[0].input()
     normalized = inference.apply(features, training=False)
@@ -406,11 +419,12 @@ EVERYTHING = """
 import os
 import numpy as np
 import openbnns
-from cases import activation, arithmetic, convolution, fully_connected, fused, has_bfloat16, loss
+from cases import activation, arithmetic, attention, convolution, fully_connected, fused
+from cases import has_bfloat16, loss, matmul
 from cases import normalization, pooling, quantization
 arrays = {"isa": np.array(openbnns.isa())}
 families = (pooling, activation, convolution, fully_connected, normalization, arithmetic, loss)
-for family in (*families, quantization, fused):
+for family in (*families, quantization, fused, attention, matmul):
     for case in family.CASES:
         needs = {case.dtype, case.stored}
         if "large" in case.tags or ("bfloat16" in needs and not has_bfloat16()):
@@ -473,8 +487,8 @@ def assert_close_between(one, two, name):
     1/sqrt(epsilon) that multiplies what should have been 0."""
     unit = 2.0**-7 if "bfloat16" in name else 2.0**-10 if "float16" in name else 4e-6
     family, rest = name.split(" ", 1)
-    absolute = 4e-5 if family in ("convolution", "fully_connected") else 4e-6
-    if family in ("normalization", "fused"):
+    absolute = 4e-5 if family in ("attention", "convolution", "fully_connected") else 4e-6
+    if family in ("normalization", "fused", "matmul"):
         absolute = 1e-4
     if name.endswith("sum") or rest.startswith("log_softmax"):
         absolute = 4e-4
@@ -585,6 +599,31 @@ def test_failing_arithmetic_leaves_everything_alone():
     assert is_sentinel(da)
 
 
+@pytest.mark.parametrize("case", [matmul_cases.PRODUCTS[2], matmul_cases.WEIGHTS[0]], ids=str)
+def test_failing_products_leave_everything_alone(case):
+    layer, inputs, dy = case.layer(), case.inputs(), case.output_gradient()
+    (y, _), (da, _), (db, _) = (
+        case.output_before(), case.empty_gradient(0), case.empty_gradient(1)
+    )  # fmt: skip
+    targets = {"a_gradient": da, "b_gradient": db}
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(inputs[0].astype(np.float64), inputs[1], out=y)
+    with pytest.raises(openbnns.BNNSError):
+        layer.apply(*inputs, out=y[:1])
+    with pytest.raises(openbnns.LayerApplyError):  # the gradient of b needs a
+        layer.apply_backward(None, inputs[1], None, dy, **targets)
+    with pytest.raises(openbnns.LayerApplyError, match="overlap"):
+        layer.apply_backward(*inputs, None, dy, a_gradient=inputs[0], b_gradient=db)
+    layer.close()
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply(*inputs, out=y)
+    with pytest.raises(openbnns.LayerApplyError):
+        layer.apply_backward(*inputs, None, dy, **targets)
+    assert is_sentinel(y)
+    assert is_sentinel(da)
+    assert is_sentinel(db)
+
+
 @pytest.mark.parametrize("case", [fused_cases.PAIRS[0], fused_cases.OPTIONS[8]], ids=str)
 def test_failing_fused_layers_leave_everything_alone(case):
     """Results, gradients and running statistics."""
@@ -684,10 +723,11 @@ layer = openbnns.NormalizationLayer("layer", input=(2,), epsilon=0)
 print(layer.apply(np.float32([[1, 3]]), training=True).tolist())
 print(openbnns.UnaryArithmeticLayer("square", input=(2,)).apply(np.float32([[2, 3]])).tolist())
 print(openbnns.quantize(np.float32([1.5, 2.5])).tolist())
+print(openbnns.matmul(np.float32([[1, 2]]), np.float32([[3], [4]])).tolist())
 """
     expected = ["[[[[5.0, 7.0], [13.0, 15.0]]]]", "[[0.0, 1.0]]"]
     expected += ["[[[[120.0]]]]", "[6.0, 6.0, 6.0, 6.0]", "1016.0"]
-    expected += ["[[-1.0, 1.0]]", "[[4.0, 9.0]]", "[2, 2]"]
+    expected += ["[[-1.0, 1.0]]", "[[4.0, 9.0]]", "[2, 2]", "[[11.0]]"]
     assert run_python(code).splitlines() == expected
 
 
@@ -755,6 +795,9 @@ def results_at(floats):
         y = layer.apply(random(*image), training=True, out=room(*image))
         gradients = layer.apply_backward(None, y, random(*image), input_gradient=room(*image))
         results += [y, *gradients]
+    results.append(openbnns.matmul(random(3, 45, 61), random(61, 37), out=room(3, 45, 37)))
+    layer = openbnns.TensorContractionLayer("a_ij, b_ij -> c_ij", input_a=(5, 77), input_b=(5, 77))
+    results.append(layer.apply(random(3, 5, 77), random(3, 5, 77), out=room(3, 5, 77)))
     loss = openbnns.LossLayer("softmax_cross_entropy", input=(37,))
     results += loss.apply(random(13, 37), random(13, 37), input_gradient=room(13, 37))
     for optimizer in (openbnns.AdamOptimizer(0.1, l2=0.1), openbnns.RMSPropOptimizer(0.1)):

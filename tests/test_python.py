@@ -32,8 +32,9 @@ from openbnns import (
 
 DOCUMENTED = (
     "", ".activation", ".arithmetic", ".blocks", ".checking", ".clip", ".convolution",
-    ".fully_connected", ".fused", ".loss", ".network", ".normalization", ".optim", ".pooling",
-    ".quantization", ".random", ".training", "._activations", "._config", "._paths", "._spec",
+    ".fully_connected", ".fused", ".loss", ".matmul", ".network", ".normalization", ".optim",
+    ".pooling", ".quantization", ".random", ".training", "._activations", "._config", "._paths",
+    "._spec",
 )  # fmt: skip
 NUMPY = tuple(int(part) for part in np.__version__.split(".")[:2])
 

@@ -105,6 +105,42 @@ def test_state_replays():
         rng.state = b"x" * 39 + b"y"
 
 
+@given(
+    st.integers(0, 2**64 - 1),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["uniform", "normal", "integers", "categorical"]),
+            st.one_of(st.integers(1, 70), st.integers(3000, 40_000)),
+            st.integers(1, 5),  # threads
+            st.booleans(),  # the rest comes from another generator that took over the state
+        ),
+        min_size=1, max_size=6,
+    ),
+)  # fmt: skip
+def test_a_stream_survives_threads_chunks_and_restores(seed, draws):
+    """What a generator gives depends on its seed and on what was drawn before, on nothing else."""
+
+    def draw(rng, kind, n):
+        if kind == "categorical":
+            return rng.categorical(np.float32([1, 3, 0, 4]), n)
+        bounds = (0, 2**40, n, "int64") if kind == "integers" else (-1, 2, n)
+        return getattr(rng, kind)(*bounds)
+
+    before = openbnns.get_num_threads()
+    openbnns.set_num_threads(8)
+    try:
+        plain, moved = RandomGenerator(seed, num_threads=1), RandomGenerator(seed, num_threads=1)
+        for kind, n, threads, restores in draws:
+            if restores:
+                state = moved.state
+                moved = RandomGenerator(n, num_threads=threads)
+                moved.state = state
+            assert_same_bits(draw(moved, kind, n), draw(plain, kind, n))
+        assert moved.state == plain.state
+    finally:
+        openbnns.set_num_threads(before)
+
+
 def test_no_seed_is_a_new_seed():
     assert RandomGenerator().state != RandomGenerator().state
 

@@ -53,8 +53,8 @@ def test_support_table_matches_the_library():
 
 def test_built_families_are_complete():
     counts = built_by_family()
-    families = "activation arithmetic convolution fully_connected fused legacy loss normalization"
-    families += " pooling quantization"
+    families = "activation arithmetic attention base convolution fully_connected fused legacy loss"
+    families += " matmul normalization pooling quantization"
     for family in families.split():
         built, total = counts[family]
         assert built == total > 0

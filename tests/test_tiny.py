@@ -50,6 +50,18 @@ def test_convolution_forward_and_backward():
     assert grads.bias is None
 
 
+def test_attention_forward_and_backward():
+    one = openbnns.Projection(np.ones((1, 1, 1), np.float32))
+    twice = openbnns.Projection(np.full((1, 1), 2, np.float32))
+    layer = openbnns.MultiheadAttention(one, one, one, twice, lengths=(1, 2))
+    query, rows = np.zeros((1, 1, 1), np.float32), np.float32([[[1], [3]]])
+    y, cache = layer.apply(query, rows, rows, cache=True)
+    np.testing.assert_array_equal(y, [[[4]]])
+    grads = layer.apply_backward(query, rows, rows, np.ones_like(y), cache=cache)
+    np.testing.assert_array_equal(grads.value.input, [[[1], [1]]])
+    np.testing.assert_array_equal(grads.query.input, [[[2]]])
+
+
 def test_fully_connected_forward_and_backward():
     layer = openbnns.FullyConnectedLayer(np.float32([[3, 4]]), bias=np.float32([5]))
     x = np.float32([[1, 2], [10, 20]])
@@ -109,6 +121,15 @@ def test_arithmetic_forward_and_backward():
     grads = layer.apply_backward(a, b, None, np.float32([[1, 1]]))
     np.testing.assert_array_equal(grads.a, [[10, 10]])
     np.testing.assert_array_equal(grads.b, [[3]])
+
+
+def test_matmul_forward_and_backward():
+    layer = openbnns.BroadcastMatrixMultiplyLayer(input_a=(1, 2), input_b=(2, 1))
+    a, b = np.float32([[[1, 2]]]), np.float32([[[3], [4]]])
+    np.testing.assert_array_equal(layer(a, b), [[[11]]])
+    grads = layer.apply_backward(a, b, None, np.float32([[[2]]]))
+    np.testing.assert_array_equal(grads.a, [[[6, 8]]])
+    np.testing.assert_array_equal(grads.b, [[[2], [4]]])
 
 
 def test_quantization_there_and_back():

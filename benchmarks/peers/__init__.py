@@ -6,10 +6,13 @@
     convolution(case, x, w, dy, compiled) -> trainers
     fully_connected(case, x, w, dy, compiled) -> trainers
     gemm(case, x, w, compiled) -> trainers with a forward pass alone
+    matmul(case, a, b, dy, compiled) -> contenders: y, gradients of a and b
     arithmetic(case, a, b, dy, compiled) -> contenders: y, gradients of a and b
     normalization(case, x, dy, compiled) -> contenders: y, dx, gradients of gamma and beta
     fused(case, inputs, w, dy, compiled) -> contenders: y, gradients of the inputs, of w (None for
         arithmetic: then there is none), gamma and beta
+    attention(case, p, dy, compiled) -> contenders: bench_attention.RESULTS; p has the inputs and
+        parameters of the case
     loss(case, x, labels, compiled) -> contenders
     optimizer(case) -> contenders, forward being a step
     training(case, compiled) -> learners of a network of bench_training.py

@@ -81,6 +81,17 @@ def gemm(case, x, w, compiled):
     return [Trainer("jax", forward, None, None, lambda: (np.asarray(forward()),))]
 
 
+def matmul(case, a, b, dy, compiled):
+    def turned(array, on):
+        return array.swapaxes(-1, -2) if on else array
+
+    def function(a, b):
+        return turned(a, case.transpose[0]) @ turned(b, case.transpose[1])
+
+    a, b, dy = map(jnp.asarray, (a, b, dy))
+    return [_contender(function, (a, b), dy, (np.asarray,) * 3)]
+
+
 def normalization(case, x, dy, compiled):
     """Images NHWC; running statistics are not updated."""
     given = (x, case.gamma_values(), case.beta_values())
@@ -90,6 +101,24 @@ def normalization(case, x, dy, compiled):
         arrays, plain = [_last(x), *map(jnp.asarray, given[1:]), _last(dy)], _plain_image
     turned = (plain, plain, np.asarray, np.asarray)
     return [_contender(_norm(case), arrays[:-1], arrays[-1], turned)]
+
+
+def attention(case, p, dy, compiled):
+    names = ("q", "k", "v", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    given = [getattr(p, name) for name in names]
+    given[3:6] = [w.reshape(-1, w.shape[-1]) for w in given[3:6]]
+    given[7:10] = [b.reshape(-1) for b in given[7:10]]
+
+    def function(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        rows = [
+            (x @ w.T + b).reshape(case.batch, x.shape[1], case.heads, -1)
+            for x, w, b in ((q, wq, bq), (k, wk, bk), (v, wv, bv))
+        ]
+        a = jax.nn.dot_product_attention(*rows, is_causal=case.causal)
+        return a.reshape(case.batch, case.targets, -1) @ wo.T + bo
+
+    arrays = [jnp.asarray(array) for array in given]
+    return [_contender(function, arrays, jnp.asarray(dy), (np.asarray,) * 12)]
 
 
 def arithmetic(case, a, b, dy, compiled):

@@ -59,6 +59,7 @@ def _load() -> ctypes.CDLL:
         "onednn_fused_fully_connected": [text] + [number] * 3 + [real, flag],
         "onednn_fused_add": [text, sizes, real, flag],
         "onednn_arithmetic": [text, flag, sizes, sizes],
+        "onednn_batched_matmul": [flag, flag] + [number] * 4,
     }
     for name, types in chains.items():
         getattr(library, name).restype = ctypes.c_void_p
@@ -186,6 +187,11 @@ def _pointers(arrays):
     return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
 
 
+def attention(case, p, dy, compiled):
+    """No such primitive."""
+    return []
+
+
 def normalization(case, x, dy, compiled):
     """One contender per layout of images. Running statistics are not updated."""
     gamma, beta = case.gamma_values(), case.beta_values()
@@ -208,6 +214,14 @@ def arithmetic(case, a, b, dy, compiled):
     handle = _library.onednn_arithmetic(case.function.encode(), a.ndim, *_sizes(a.shape, b.shape))
     chain = _Chain(handle, (a, b), (dy.shape,))
     return [Contender("onednn", chain.forward, None, chain.arrays)]
+
+
+def matmul(case, a, b, dy, compiled):
+    _, m, n = dy.shape
+    k = a.shape[1 if case.transpose[0] else 2]
+    handle = _library.onednn_batched_matmul(*case.transpose, case.batch, m, n, k)
+    chain = _Chain(handle, (a, b, dy), (dy.shape, a.shape, b.shape))
+    return [Contender("onednn", chain.forward, chain.backward, chain.arrays)]
 
 
 def fused(case, inputs, w, dy, compiled):

@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from oracles.characters import Writer
 
 from benchmarks.harness import ROUGH, Contender, Learner, Trainer
 from benchmarks.peers import padding_pair
@@ -126,6 +127,40 @@ def gemm(case, x, w, compiled):
     return [Trainer("torch out=", forward, None, None, lambda: (forward().numpy(),))]
 
 
+def matmul(case, a, b, dy, compiled):
+    """Batched products into given arrays, and autograd."""
+    ta, tb, tdy = map(torch.from_numpy, (a, b, dy))
+    y, da, db = torch.empty_like(tdy), torch.empty_like(ta), torch.empty_like(tb)
+
+    def whole(a, b):
+        return a.mT if case.transpose[0] else a, b.mT if case.transpose[1] else b
+
+    left, right = whole(ta, tb)
+
+    def forward():
+        return torch.bmm(left, right, out=y)
+
+    def backward():
+        if case.transpose[0]:
+            torch.bmm(right, tdy.mT, out=da)
+        else:
+            torch.bmm(tdy, right.mT, out=da)
+        if case.transpose[1]:
+            torch.bmm(tdy.mT, left, out=db)
+        else:
+            torch.bmm(left.mT, tdy, out=db)
+
+    def result():
+        forward()
+        backward()
+        return _plain(y, da, db)
+
+    raw = Contender("torch out=", forward, backward, result)
+    return [
+        *_autograd("eager", lambda a, b: torch.bmm(*whole(a, b)), (ta, tb), tdy, compiled), raw
+    ]
+
+
 def normalization(case, x, dy, compiled):
     """Running statistics are updated too; ReLU works in place, as models have it."""
     tx, tdy, gamma, beta = map(torch.from_numpy, (x, dy, case.gamma_values(), case.beta_values()))
@@ -174,6 +209,35 @@ def arithmetic(case, a, b, dy, compiled):
         forwards = {contender.name: contender.forward for contender in found}
         found = [Contender(name, f, None, lambda f=f: _plain(f())) for name, f in forwards.items()]
     return [*found, Contender("torch out=", forward, backward, result)]
+
+
+def attention(case, p, dy, compiled):
+    """Linear layers around the fused kernel of the scores, and PyTorch's own layer."""
+    names = ("q", "k", "v", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo")
+    given = [torch.from_numpy(getattr(p, name)) for name in names]
+    given[3:6] = [w.reshape(-1, w.shape[-1]) for w in given[3:6]]
+    given[7:10] = [b.reshape(-1) for b in given[7:10]]
+    samples, heads = case.batch, case.heads
+
+    def kernel(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        rows = [
+            F.linear(x, w, b).view(samples, x.shape[1], heads, -1).transpose(1, 2)
+            for x, w, b in ((q, wq, bq), (k, wk, bk), (v, wv, bv))
+        ]
+        a = F.scaled_dot_product_attention(*rows, is_causal=case.causal).transpose(1, 2)
+        return F.linear(a.reshape(samples, case.targets, -1), wo, bo)
+
+    def layer(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
+        y, _ = F.multi_head_attention_forward(
+            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), case.model, heads, None,
+            torch.cat([bq, bk, bv]), None, None, False, 0.0, wo, bo, need_weights=False,
+            use_separate_proj_weight=True, q_proj_weight=wq, k_proj_weight=wk, v_proj_weight=wv,
+        )  # fmt: skip
+        return y.transpose(0, 1)
+
+    tdy = torch.from_numpy(dy)
+    found = _autograd("sdpa", kernel, given, tdy, compiled)
+    return found if case.causal else [*found, *_autograd("layer", layer, given, tdy, False)]
 
 
 def fused(case, inputs, w, dy, compiled):
@@ -509,6 +573,21 @@ def _learner(case, layout, compiled):
         return loss.item()
 
     return Learner(name, restart, step, ROUGH if layout == "nhwc" else 1e-4)
+
+
+def characters(parameters, heads, blocks, rate, batches):
+    """The transformer of examples/characters.py, by autograd."""
+    batches = [tuple(map(torch.from_numpy, batch)) for batch in batches]
+    writer = Writer(parameters, heads, blocks, rate)
+
+    def restart():
+        with torch.no_grad():
+            for name, array in parameters.items():
+                writer.p[name].copy_(torch.from_numpy(array))
+        writer.adam.state.clear()
+        writer.taken = 0
+
+    return [Learner("torch", restart, lambda number: writer.step(*batches[number]), 1e-3)]
 
 
 def _modules(case):

@@ -49,12 +49,16 @@ OBN_API int obn_is_implemented(const char *function);
 /* What products of float32 matrices may cost in exactness to be faster: 0 highest (float32 throughout,
  * the default), 1 high (operands may be split in bfloat16 pieces, at least 16 bits are kept), 2 medium
  * (operands may be rounded to bfloat16; sums stay float32). It allows, it does not force: where there
- * is no faster way the result is that of highest. Returns 0, or -1 for any other number, which changes
+ * is no faster way (for high: nowhere so far) the result is that of highest. Returns 0, or -1 for any other number, which changes
  * nothing. */
 OBN_API int obn_set_matmul_precision(int precision);
 
 /* The setting in force: 0, 1 or 2. */
 OBN_API int obn_get_matmul_precision(void);
+
+/* The same for one filter: 0, 1, 2, or -1 to follow obn_set_matmul_precision (the default). For fully
+ * connected filters, and fused ones that begin with one. Returns 0, or -1 on failure. */
+OBN_API int obn_filter_set_matmul_precision(BNNSFilter filter, int precision);
 
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
@@ -98,6 +102,11 @@ OBN_API int obn_loss_apply_backward_classes(
     BNNSNDArrayDescriptor *in_delta, size_t in_delta_stride, const void *classes,
     BNNSDataType class_type, size_t classes_stride, const void *weights, size_t weights_size,
     const BNNSNDArrayDescriptor *out_delta, size_t out_delta_stride);
+
+/* Whether an attention filter lets a query see only the keys up to its own row: 1, or 0 (the default).
+ * No mask is needed for it, and what cannot be seen is not computed. It goes together with key_mask and
+ * add_to_attention; the bias and zero rows stay visible. Returns 0, or -1 on failure. */
+OBN_API int obn_attention_set_causal(BNNSFilter filter, int on);
 
 OBN_C_END
 

@@ -31,6 +31,7 @@ from ._errors import (
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
+from ._spec import PRECISIONS as _PRECISIONS
 from ._spec import ArraySpec
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
@@ -40,6 +41,13 @@ from .arithmetic import (
     TernaryArithmeticLayer,
     TernaryGradients,
     UnaryArithmeticLayer,
+)
+from .attention import (
+    AttentionCache,
+    AttentionGradients,
+    MultiheadAttention,
+    Projection,
+    ProjectionGradients,
 )
 from .clip import (
     ClipByGlobalNorm,
@@ -70,6 +78,13 @@ from .fused import (
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
+from .matmul import (
+    BroadcastMatrixMultiplyLayer,
+    GramLayer,
+    TensorContractionLayer,
+    matmul,
+    matmul_workspace_size,
+)
 from .normalization import Normalization, NormalizationGradients, NormalizationLayer
 from .optim import (
     AdamOptimizer,
@@ -98,11 +113,14 @@ __all__ = [
     "AdamWOptimizer",
     "ArrayError",
     "ArraySpec",
+    "AttentionCache",
+    "AttentionGradients",
     "BNNSError",
     "BinaryArithmeticLayer",
     "BinaryGradients",
     "BinaryLayer",
     "BoundOptimizer",
+    "BroadcastMatrixMultiplyLayer",
     "CheckpointError",
     "ClipByGlobalNorm",
     "ClipByNorm",
@@ -126,12 +144,14 @@ __all__ = [
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
     "GradientReport",
+    "GramLayer",
     "InputGradients",
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
     "Loss",
     "LossLayer",
+    "MultiheadAttention",
     "Network",
     "Normalization",
     "NormalizationGradients",
@@ -141,10 +161,13 @@ __all__ = [
     "Pooling",
     "PoolingGradients",
     "PoolingLayer",
+    "Projection",
+    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
     "SparseWeights",
+    "TensorContractionLayer",
     "TernaryArithmeticLayer",
     "TernaryGradients",
     "TrainingError",
@@ -170,6 +193,8 @@ __all__ = [
     "isa",
     "last_error",
     "library_path",
+    "matmul",
+    "matmul_workspace_size",
     "norm",
     "norm_backward",
     "quantize",
@@ -261,9 +286,6 @@ def set_num_threads(n: int | None) -> None:
     _core.set_num_threads(n or 0)
 
 
-_PRECISIONS = ("highest", "high", "medium")
-
-
 def get_matmul_precision() -> str:
     """The setting of ``set_matmul_precision``.
 
@@ -280,8 +302,9 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
 
     Args:
         precision: ``"highest"``: float32 throughout, as at the start. ``"high"``: operands may be
-            split into bfloat16 pieces that keep at least 16 bits. ``"medium"``: operands may be
-            rounded to bfloat16; sums stay float32.
+            split into bfloat16 pieces that keep at least 16 bits (no machine is faster so today).
+            ``"medium"``: operands may be rounded to bfloat16; sums stay float32. That needs
+            AVX512_BF16 or AMX.
 
     Raises:
         ValueError: any other word.

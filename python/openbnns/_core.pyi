@@ -122,7 +122,12 @@ def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str, description: Description, threads: int, copy_parameters: bool, /
+    name: str,
+    description: Description,
+    precision: int,
+    threads: int,
+    copy_parameters: bool,
+    /,
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,
@@ -161,7 +166,120 @@ def fused_backward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
 def fused_work_bytes(filter: Filter, batch: int, /) -> int: ...
 def fused_kept_bytes(filter: Filter, batch: int, /) -> int: ...
+def attention_create(
+    name: str,
+    query: Description,
+    key: Description,
+    value: Description,
+    output: Description,
+    key_bias_operand: Operand,
+    value_bias_operand: Operand,
+    mask: Operand,
+    key_bias: Array | None,
+    value_bias: Array | None,
+    add_zero: bool,
+    dropout: float,
+    seed: int,
+    causal: bool,
+    threads: int,
+    copy_parameters: bool,
+    /,
+) -> Filter: ...
+def attention_apply(
+    filter: Filter,
+    query: Array,
+    key: Array,
+    value: Array,
+    key_mask: Array | None,
+    attention_bias: tuple[Operand, Array] | None,
+    out: Array | None,
+    cache: Array | None,
+    /,
+) -> Any: ...
+def attention_backward(
+    filter: Filter,
+    query: Array | None,
+    key: Array | None,
+    value: Array | None,
+    grad_output: Array,
+    key_mask: Array | None,
+    attention_bias: tuple[Operand, Array] | None,
+    cache: Array | None,
+    targets: tuple[GradientTarget, ...],
+    accumulate: int,
+    /,
+) -> tuple[Any, ...]: ...
+def attention_cache_bytes(filter: Filter, batch: int, /) -> int: ...
 def normalization_kept_bytes(filter: Filter, batch: int, /) -> int: ...
+def matmul_create(
+    name: str,
+    a: Operand,
+    b: Operand,
+    output: Operand,
+    weights: Array | None,
+    flags: int,
+    threads: int,
+    copy_parameters: bool,
+    transpose_a: bool,
+    transpose_b: bool,
+    alpha: float,
+    accumulate_to_output: bool,
+    /,
+) -> Filter: ...
+def contraction_create(
+    name: str,
+    a: Operand,
+    b: Operand,
+    output: Operand,
+    weights: Array | None,
+    flags: int,
+    threads: int,
+    copy_parameters: bool,
+    expression: str,
+    alpha: float,
+    beta: float,
+    /,
+) -> Filter: ...
+def gram_create(
+    name: str, input: Operand, output: Operand, threads: int, alpha: float, /
+) -> Filter: ...
+def matmul_apply(
+    filter: Filter, a: Array | None, b: Array | None, out: Array | None, /
+) -> Any: ...
+def matmul_backward(
+    filter: Filter,
+    a: Array | None,
+    b: Array | None,
+    grad_output: Array,
+    a_gradient: GradientTarget,
+    b_gradient: GradientTarget,
+    accumulate: int,
+    /,
+) -> tuple[Any, Any]: ...
+def matmul_direct(
+    name: str,
+    a_operand: Operand,
+    b_operand: Operand,
+    output: Operand,
+    transpose_a: bool,
+    transpose_b: bool,
+    alpha: float,
+    a: Array,
+    b: Array,
+    out: Array | None,
+    workspace: Array | None,
+    /,
+) -> Any: ...
+def matmul_workspace_size(
+    name: str,
+    a: Operand,
+    b: Operand,
+    output: Operand,
+    transpose_a: bool,
+    transpose_b: bool,
+    alpha: float,
+    /,
+) -> int: ...
 def normalization_create(
     name: str,
     input: Operand,

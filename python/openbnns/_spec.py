@@ -32,6 +32,9 @@ Pair: TypeAlias = "int | tuple[int, int]"
 Padding: TypeAlias = (
     "int | tuple[int, int] | tuple[tuple[int, int], tuple[int, int]] | Literal['same', 'valid']"
 )
+Precision: TypeAlias = "Literal['highest', 'high', 'medium']"
+
+PRECISIONS = ("highest", "high", "medium")  # their numbers are their places
 
 # BNNSDataType.
 DATA_TYPES = {
@@ -331,14 +334,17 @@ class ArraySpec:
         rank = len(self.shape)
         return axis if rank > 3 else rank - 1 - axis
 
-    def _operand(self, kinds: str | None = None) -> tuple[Any, ...]:
+    def _operand(self, kinds: str | None = None, *, indexed: bool = False) -> tuple[Any, ...]:
         """What the native side keeps: see parse_operand in bindings/array.cpp.
 
         kinds are the letters of acceptable buffers: f float, i signed, u unsigned, b bool.
+        indexed: the C interface counts indices as NumPy counts axes, so that three of them are no
+        image.
         """
         itemsize = self._array_dtype.itemsize
         shape = self.shape or (1,)
-        if self._first_is_fastest or (len(shape) > 3 and self.layout is None):
+        is_indexed_image = indexed and self.layout is None and len(shape) == 3
+        if self._first_is_fastest or is_indexed_image or (len(shape) > 3 and self.layout is None):
             sizes = shape
         else:
             sizes = shape[::-1]
@@ -351,7 +357,7 @@ class ArraySpec:
             kinds = self._array_dtype.kind
         return (
             self,
-            self._layout,
+            _FIRST_MAJOR + 0x30000 if is_indexed_image else self._layout,
             sizes,
             tuple(steps),
             DATA_TYPES[self.data_type],
@@ -673,6 +679,17 @@ def count(where: str, argument: str, value: int | None) -> int:
             f"[{where}] {argument}: expected a whole number, not negative; got {value!r}"
         )
     return int(value)
+
+
+def precision_of(where: str, value: Precision | None) -> int:
+    """The number of a precision, None being -1 (the library's setting)."""
+    if value is None:
+        return -1
+    if value not in PRECISIONS:
+        raise LayerCreationError(
+            f"[{where}] precision: expected None or one of {', '.join(PRECISIONS)}; got {value!r}"
+        )
+    return PRECISIONS.index(value)
 
 
 def pair(where: str, argument: str, value: Pair, least: int) -> tuple[int, int]:

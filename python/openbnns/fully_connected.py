@@ -15,12 +15,14 @@ from ._spec import (
     MAX_RANK,
     Array,
     ArraySpec,
+    Precision,
     SpecLike,
     aligned,
     as_array,
     count,
     data_type_of,
     expressible,
+    precision_of,
     spec_of,
 )
 from .convolution import ConvolutionLayer, bias_spec, output_type
@@ -88,6 +90,8 @@ class FullyConnectedLayer(ConvolutionLayer):
         bias: (outputs,), or None.
         activation: applied last; name or ``Activation``. Softmax runs over a whole sample.
         weights_spec: what the weights are when their array does not say it: ``scale`` or ``table``.
+        precision: what matrix products of this layer may lose to be faster, as in
+            ``openbnns.set_matmul_precision``; None follows that setting.
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights and bias. Without it the layer reads the caller's
             arrays in every call, so an update in place is seen at once.
@@ -124,6 +128,7 @@ class FullyConnectedLayer(ConvolutionLayer):
         bias: Array | None = None,
         activation: ActivationLike = "identity",
         weights_spec: ArraySpec | None = None,
+        precision: Precision | None = None,
         num_threads: int | None = None,
         copy_parameters: bool = False,
     ) -> None:
@@ -137,7 +142,11 @@ class FullyConnectedLayer(ConvolutionLayer):
             weights, bias, activation, weights_spec,
         )  # fmt: skip
         self._filter = _core.fully_connected_create(
-            where, description, count(where, "num_threads", num_threads), copy_parameters
+            where,
+            description,
+            precision_of(where, precision),
+            count(where, "num_threads", num_threads),
+            copy_parameters,
         )
 
     @staticmethod

@@ -24,7 +24,7 @@ namespace {
 #if defined(OBN_X86)
 
 struct Features {
-  bool avx2 = false, avx512 = false, amx = false;
+  bool avx2 = false, avx512 = false, bfloat16_dots = false, amx = false;
 };
 
 [[gnu::target("xsave")]] unsigned long long enabled_state() { return _xgetbv(0); }
@@ -44,6 +44,7 @@ sigjmp_buf after_trial;
   alignas(64) unsigned short ones[16 * 32];
   alignas(64) float product[16 * 16];
   for (unsigned short& one : ones) one = 0x3f80;  // 1.0 in bfloat16
+  asm volatile("" : : : "memory");                // gcc 12 does not know that tiles and their shape read memory
   _tile_loadconfig(&shape);
   _tile_zero(0);
   _tile_loadd(1, ones, 64);
@@ -86,7 +87,10 @@ Features detect() {
   found.avx512 = found.avx2 && keeps_zmm && (b & bit_AVX512F) && (b & bit_AVX512BW) && (b & bit_AVX512DQ) &&
                  (b & bit_AVX512VL);
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
-  found.amx = found.avx512 && keeps_tiles && (d & kAmxBf16) && (d & kAmxTile) && amx_works();
+  const bool has_tiles = keeps_tiles && (d & kAmxBf16) && (d & kAmxTile);
+  constexpr unsigned kAvx512Bf16 = 1u << 5;  // in leaf 7, part 1
+  found.bfloat16_dots = found.avx512 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & kAvx512Bf16);
+  found.amx = found.bfloat16_dots && has_tiles && amx_works();  // its kernels also round with AVX512_BF16
   return found;
 }
 
@@ -149,6 +153,14 @@ bool has_isa(Isa wanted) {
 #endif
   }
   return false;
+}
+
+bool has_bfloat16_dots() {
+#if defined(OBN_X86)
+  return features().bfloat16_dots;
+#else
+  return false;
+#endif
 }
 
 const char* name_of(Isa isa) {

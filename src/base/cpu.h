@@ -8,6 +8,7 @@ enum class Isa { portable, avx2, avx512, amx };
 
 Isa isa();                      // chosen once, at first use: the best there is, or what OPENBNNS_ISA names if lower
 bool has_isa(Isa isa);          // the machine can run it
+bool has_bfloat16_dots();       // AVX512_BF16, which some with avx512 have and all with amx
 const char* name_of(Isa isa);   // "portable" ("neon" on ARM), "avx2", "avx512", "amx"
 
 // A family's table of kernels, one pointer per compiled target (NULL where a target was not compiled: then the next

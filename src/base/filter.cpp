@@ -16,6 +16,14 @@ int Filter::apply_backward(const Backward&) {
   return fail("filter: a %s filter has a backward call of its own; the generic one does not serve it", kind_);
 }
 
+int Filter::apply_two(size_t, const void*, size_t, const void*, size_t, void*, size_t) {
+  return fail("filter: expected a product of two inputs; got a %s filter", kind_);
+}
+
+int Filter::apply_two_backward(const BackwardTwo&) {
+  return fail("filter: expected a product of two inputs; got a %s filter", kind_);
+}
+
 BNNSNDArrayDescriptor Filter::pointer(BNNSPointerSpecifier) {
   fail("filter: only activation filters have alpha and beta; got a %s filter", kind_);
   return BNNSNDArrayDescriptor{};
@@ -23,6 +31,10 @@ BNNSNDArrayDescriptor Filter::pointer(BNNSPointerSpecifier) {
 
 int Filter::set_winograd(int) {
   return fail("filter: only convolution filters choose between algorithms; got a %s filter", kind_);
+}
+
+int Filter::set_precision(int) {
+  return fail("filter: only filters made of matrix products have a precision; got a %s filter", kind_);
 }
 
 size_t Filter::work_bytes(size_t) const { return 0; }
@@ -183,6 +195,31 @@ int BNNSFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const voi
                                 out_delta_stride, weights_delta, bias_delta});
 }
 
+int BNNSFilterApplyTwoInput(BNNSFilter filter, const void* inA, const void* inB, void* out) {
+  return BNNSFilterApplyTwoInputBatch(filter, 1, inA, 0, inB, 0, out, 0);
+}
+
+int BNNSFilterApplyTwoInputBatch(BNNSFilter filter, size_t batch_size, const void* inA, size_t inA_stride,
+                                 const void* inB, size_t inB_stride, void* out, size_t out_stride) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->apply_two(batch_size, inA, inA_stride, inB, inB_stride, out, out_stride) : -1;
+}
+
+// The output of the forward call is not read: no product needs it.
+int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter filter, size_t batch_size, const void* inA, size_t inA_stride,
+                                         BNNSNDArrayDescriptor* inA_delta, size_t inA_delta_stride, const void* inB,
+                                         size_t inB_stride, BNNSNDArrayDescriptor* inB_delta, size_t inB_delta_stride,
+                                         const void*, size_t, const BNNSNDArrayDescriptor* out_delta,
+                                         size_t out_delta_stride, BNNSNDArrayDescriptor* weights_delta,
+                                         BNNSNDArrayDescriptor* bias_delta) {
+  obn::Filter* found = obn::find_filter(filter);
+  if (!found) return -1;
+  if (!out_delta) return obn::fail("grad_output: expected a descriptor; got NULL");
+  return found->apply_two_backward({batch_size, inA, inA_stride, inA_delta, inA_delta_stride, inB, inB_stride,
+                                    inB_delta, inB_delta_stride, out_delta, out_delta_stride, weights_delta,
+                                    bias_delta});
+}
+
 BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier target) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->pointer(target) : BNNSNDArrayDescriptor{};
@@ -191,6 +228,11 @@ BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier tar
 int obn_filter_set_winograd(BNNSFilter filter, int on) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->set_winograd(on) : -1;
+}
+
+int obn_filter_set_matmul_precision(BNNSFilter filter, int precision) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->set_precision(precision) : -1;
 }
 
 size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size) {

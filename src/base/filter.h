@@ -24,6 +24,23 @@ struct Backward {
   BNNSNDArrayDescriptor* db;
 };
 
+// The arguments of BNNSFilterApplyBackwardTwoInputBatch, without the filter.
+struct BackwardTwo {
+  size_t batch;
+  const void* a;  // may be NULL, as may everything but dy
+  size_t a_stride;
+  BNNSNDArrayDescriptor* da;
+  size_t da_stride;
+  const void* b;
+  size_t b_stride;
+  BNNSNDArrayDescriptor* db;
+  size_t db_stride;
+  const BNNSNDArrayDescriptor* dy;
+  size_t dy_stride;
+  BNNSNDArrayDescriptor* dw;
+  BNNSNDArrayDescriptor* dbias;
+};
+
 // What every layer is. A family derives from it, overrides the generic calls it serves, and owns memory only through
 // `options`. All of it is noexcept in effect: the core is built without exceptions.
 class Filter {
@@ -38,8 +55,12 @@ class Filter {
 
   virtual int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride);
   virtual int apply_backward(const Backward& arguments);
+  virtual int apply_two(size_t batch, const void* a, size_t a_stride, const void* b, size_t b_stride, void* y,
+                        size_t y_stride);
+  virtual int apply_two_backward(const BackwardTwo& arguments);
   virtual BNNSNDArrayDescriptor pointer(BNNSPointerSpecifier target);  // data NULL on failure
   virtual int set_winograd(int on);                // 0 or 1; -1: as the library says
+  virtual int set_precision(int precision);        // a Precision; -1: as the library says
   virtual size_t work_bytes(size_t batch) const;   // what a call asks workspace() for, at most
   virtual size_t kept_bytes(size_t batch) const;   // what a training call keeps for its gradients
 

@@ -14,6 +14,13 @@ std::atomic<int> setting{static_cast<int>(Precision::highest)};
 
 Precision precision() { return static_cast<Precision>(setting.load(std::memory_order_relaxed)); }
 
+Precision precision_of(int own) { return own < 0 ? precision() : static_cast<Precision>(own); }
+
+int check_precision(int own) {
+  if (own >= -1 && own <= 2) return 0;
+  return fail("precision: expected -1 (follow the library), 0 (highest), 1 (high) or 2 (medium); got %d", own);
+}
+
 }  // namespace obn
 
 extern "C" {

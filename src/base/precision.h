@@ -10,6 +10,8 @@ enum class Precision {
   medium,   // operands may be rounded to bfloat16; sums are float32
 };
 
-Precision precision();  // the library's setting, `highest` until it is changed
+Precision precision();             // the library's setting, `highest` until it is changed
+Precision precision_of(int own);   // that of a layer: its own setting, or the library's for -1
+int check_precision(int own);      // 0, or -1 with a sentence: expected -1, 0, 1 or 2
 
 }  // namespace obn

@@ -15,8 +15,6 @@ namespace {
 
 // Both lists are sorted.
 constexpr std::string_view unbuilt[] = {
-    "BNNSApplyMultiheadAttention",
-    "BNNSApplyMultiheadAttentionBackward",
     "BNNSBandPart",
     "BNNSCompareTensor",
     "BNNSComputeLSTMTrainingCacheCapacity",
@@ -25,25 +23,17 @@ constexpr std::string_view unbuilt[] = {
     "BNNSCropResize",
     "BNNSCropResizeBackward",
     "BNNSDestroyNearestNeighbors",
-    "BNNSDirectApplyBroadcastMatMul",
     "BNNSDirectApplyInTopK",
     "BNNSDirectApplyLSTMBatchBackward",
     "BNNSDirectApplyLSTMBatchTrainingCaching",
     "BNNSDirectApplyReduction",
     "BNNSDirectApplyTopK",
-    "BNNSFilterApplyBackwardTwoInputBatch",
-    "BNNSFilterApplyTwoInput",
-    "BNNSFilterApplyTwoInputBatch",
-    "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerDropout",
     "BNNSFilterCreateLayerEmbedding",
-    "BNNSFilterCreateLayerGram",
-    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerPadding",
     "BNNSFilterCreateLayerPermute",
     "BNNSFilterCreateLayerReduction",
     "BNNSFilterCreateLayerResize",
-    "BNNSFilterCreateLayerTensorContraction",
     "BNNSGather",
     "BNNSGatherND",
     "BNNSGraphCompileFromFile",
@@ -88,8 +78,6 @@ constexpr std::string_view unbuilt[] = {
     "BNNSGraphGetOutputCount",
     "BNNSGraphGetOutputNames",
     "BNNSGraphTensorFillStrides",
-    "BNNSMatMul",
-    "BNNSMatMulWorkspaceSize",
     "BNNSNearestNeighborsGetInfo",
     "BNNSNearestNeighborsLoad",
     "BNNSPermuteFilterApplyBackwardBatch",
@@ -102,6 +90,8 @@ constexpr std::string_view unbuilt[] = {
 };
 
 constexpr std::string_view built[] = {
+    "BNNSApplyMultiheadAttention",
+    "BNNSApplyMultiheadAttentionBackward",
     "BNNSArithmeticFilterApplyBackwardBatch",
     "BNNSArithmeticFilterApplyBatch",
     "BNNSClipByGlobalNorm",
@@ -114,20 +104,28 @@ constexpr std::string_view built[] = {
     "BNNSDataLayoutGetRank",
     "BNNSDestroyRandomGenerator",
     "BNNSDirectApplyActivationBatch",
+    "BNNSDirectApplyBroadcastMatMul",
     "BNNSDirectApplyQuantizer",
     "BNNSFilterApply",
     "BNNSFilterApplyBackwardBatch",
+    "BNNSFilterApplyBackwardTwoInputBatch",
     "BNNSFilterApplyBatch",
+    "BNNSFilterApplyTwoInput",
+    "BNNSFilterApplyTwoInputBatch",
     "BNNSFilterCreateConvolutionLayer",
     "BNNSFilterCreateFullyConnectedLayer",
     "BNNSFilterCreateFusedLayer",
     "BNNSFilterCreateLayerActivation",
     "BNNSFilterCreateLayerArithmetic",
+    "BNNSFilterCreateLayerBroadcastMatMul",
     "BNNSFilterCreateLayerConvolution",
     "BNNSFilterCreateLayerFullyConnected",
+    "BNNSFilterCreateLayerGram",
     "BNNSFilterCreateLayerLoss",
+    "BNNSFilterCreateLayerMultiheadAttention",
     "BNNSFilterCreateLayerNormalization",
     "BNNSFilterCreateLayerPooling",
+    "BNNSFilterCreateLayerTensorContraction",
     "BNNSFilterCreateLayerTransposedConvolution",
     "BNNSFilterCreatePoolingLayer",
     "BNNSFilterCreateVectorActivationLayer",
@@ -139,6 +137,8 @@ constexpr std::string_view built[] = {
     "BNNSGetPointer",
     "BNNSLossFilterApplyBackwardBatch",
     "BNNSLossFilterApplyBatch",
+    "BNNSMatMul",
+    "BNNSMatMulWorkspaceSize",
     "BNNSNDArrayFullyConnectedSparsifySparseCOO",
     "BNNSNDArrayFullyConnectedSparsifySparseCSR",
     "BNNSNDArrayGetDataSize",
@@ -174,81 +174,6 @@ int obn_is_implemented(const char* function) {
   if (std::binary_search(std::begin(obn::built), std::end(obn::built), function)) return 1;
   if (std::binary_search(std::begin(obn::unbuilt), std::end(obn::unbuilt), function)) return 0;
   return -1;
-}
-
-// filters with two inputs
-
-int BNNSFilterApplyTwoInput(BNNSFilter, const void*, const void*, void*) {
-  return not_implemented("BNNSFilterApplyTwoInput");
-}
-
-int BNNSFilterApplyTwoInputBatch(BNNSFilter, size_t, const void*, size_t, const void*, size_t, void*, size_t) {
-  return not_implemented("BNNSFilterApplyTwoInputBatch");
-}
-
-int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter, size_t, const void*, size_t, BNNSNDArrayDescriptor*, size_t,
-                                         const void*, size_t, BNNSNDArrayDescriptor*, size_t, const void*, size_t,
-                                         const BNNSNDArrayDescriptor*, size_t, BNNSNDArrayDescriptor*,
-                                         BNNSNDArrayDescriptor*) {
-  return not_implemented("BNNSFilterApplyBackwardTwoInputBatch");
-}
-
-// matrix product, contraction, Gram
-
-BNNSFilter BNNSFilterCreateLayerBroadcastMatMul(const BNNSLayerParametersBroadcastMatMul*,
-                                                const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerBroadcastMatMul");
-  return nullptr;
-}
-
-int BNNSMatMul(bool, bool, float, const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-               const BNNSNDArrayDescriptor*, void*, const BNNSFilterParameters*) {
-  return not_implemented("BNNSMatMul");
-}
-
-void BNNSDirectApplyBroadcastMatMul(bool, bool, float, const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                    const BNNSNDArrayDescriptor*, const BNNSFilterParameters*) {
-  not_implemented("BNNSDirectApplyBroadcastMatMul");
-}
-
-ssize_t BNNSMatMulWorkspaceSize(bool, bool, float, const BNNSNDArrayDescriptor*, const BNNSNDArrayDescriptor*,
-                                const BNNSNDArrayDescriptor*, const BNNSFilterParameters*) {
-  not_implemented("BNNSMatMulWorkspaceSize");
-  return -1;
-}
-
-BNNSFilter BNNSFilterCreateLayerTensorContraction(const BNNSLayerParametersTensorContraction*,
-                                                  const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerTensorContraction");
-  return nullptr;
-}
-
-BNNSFilter BNNSFilterCreateLayerGram(const BNNSLayerParametersGram*, const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerGram");
-  return nullptr;
-}
-
-// attention
-
-BNNSFilter BNNSFilterCreateLayerMultiheadAttention(const BNNSLayerParametersMultiheadAttention*,
-                                                   const BNNSFilterParameters*) {
-  not_implemented("BNNSFilterCreateLayerMultiheadAttention");
-  return nullptr;
-}
-
-int BNNSApplyMultiheadAttention(BNNSFilter, size_t, const void*, size_t, const void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t, const void*, size_t, void*, size_t,
-                                const BNNSNDArrayDescriptor*, size_t*, void*, size_t*, void*) {
-  return not_implemented("BNNSApplyMultiheadAttention");
-}
-
-int BNNSApplyMultiheadAttentionBackward(BNNSFilter, size_t, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const void*, size_t, const BNNSNDArrayDescriptor*, size_t,
-                                        BNNSMHAProjectionParameters*, const void*, size_t, BNNSMHAProjectionParameters*,
-                                        const BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*, BNNSNDArrayDescriptor*,
-                                        const void*, size_t, BNNSMHAProjectionParameters*, size_t, void*, size_t*,
-                                        void*) {
-  return not_implemented("BNNSApplyMultiheadAttentionBackward");
 }
 
 // lstm

@@ -444,6 +444,22 @@ void Convolution::run_forward(Run run, size_t batch, const Images& x, const Imag
   }
 }
 
+void Convolution::read_parameters(size_t threads, float* w, float* bias) const {
+  if (w_) {
+    std::copy_n(w_, weights_.count(), w);
+  } else {
+    expand_weights(weights_, order_, false, threads, w);
+  }
+  const size_t channels = output_.extent[2];
+  if (!has_bias_) {
+    std::fill_n(bias, channels, 0.0f);
+  } else if (b_) {
+    std::copy_n(b_, channels, bias);
+  } else {
+    load_channels(bias_, bias_stride_, channels, bias);
+  }
+}
+
 bool Convolution::runs_alone(const Run& run, const Images& x) const {
   return !is_integer_ && !needs_rows_ && x.is_direct() && w_ && (b_ || !has_bias_) &&
          bytes_to_output(run.choice, 1) == 0;
@@ -700,6 +716,11 @@ void Convolution::finish_parts(const Run& run, const Gradients& g, std::byte* bl
   double* sums = work.partial;  // those of the first part
   for (size_t i = channels; i < all * channels; ++i) sums[i % channels] += sums[i];
   put_bias_gradient(g, sums);
+}
+
+void Convolution::put_gradients(const Gradients& g, const float* dw, const double* db, size_t threads) const {
+  if (g.dw.memory.data) put_weights(g.dw, order_, dw, threads);
+  if (g.db.data) put_bias_gradient(g, db);
 }
 
 void Convolution::put_bias_gradient(const Gradients& g, const double* sums) const {

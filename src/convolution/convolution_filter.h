@@ -170,6 +170,8 @@ class Convolution final : public Filter {
   const View& input() const { return input_; }
   const View& output() const { return output_; }
   bool has_activation() const { return !activation_.is_identity(); }
+  bool has_float_weights() const { return is_float(weights_.memory.type); }
+  bool is_transposed() const { return transposed_; }
   int check_input(size_t batch, const void* x, size_t requested, Images* images) const;
   int check_own_apart(const Place& written) const;  // from weights and bias that stay the caller's
   Run make_run(size_t batch) const;
@@ -178,6 +180,11 @@ class Convolution final : public Filter {
   int check_gradients(const Backward& arguments, Gradients* g) const;  // all but dy and y
   size_t backward_bytes(const Run& run, const Gradients& g) const;
   void run_backward(Run run, const Gradients& g, std::byte* block) const;
+
+  // For layers that do the sums themselves: w (O, C/G, kh, kw) and bias (O) of a convolution as they are now, zeros
+  // where there is no bias; and the way back for the gradients that are wanted.
+  void read_parameters(size_t threads, float* w, float* bias) const;
+  void put_gradients(const Gradients& g, const float* dw, const double* db, size_t threads) const;
 
   // One sample alone on the calling thread, where that takes no work: y is float32 without gaps.
   bool runs_alone(const Run& run, const Images& x) const;

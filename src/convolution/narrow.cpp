@@ -40,6 +40,8 @@ constexpr size_t kMostSums = size_t{1} << 14;         // O·T: dw keeps a vector
 constexpr size_t kPieceValues = size_t{1} << 15;      // of y or dz in one piece: some 10 us
 constexpr size_t kSegmentValues = size_t{1} << 16;    // of one plane, summed in one go: bounds the rounding error
 constexpr size_t kLeastSegments = 8;
+constexpr size_t kMomentPixels = size_t{1} << 12;     // whose moments one part has, about
+constexpr size_t kMostMomentSegments = 16;
 
 // The stage for `band` rows of y, or g for `band` rows of places. False when it grows too large.
 bool lay_out_stage(const Problem& s, size_t band, Plan* plan) {
@@ -69,16 +71,29 @@ void plan_bands(const Problem& s, size_t rows, size_t aim, size_t row_values,
   }
 }
 
-void plan_forward(const Problem& s, Plan* plan) {
-  plan->problem = s;
-  plan->taps = s.in_channels * as_size(s.x.kernel * s.y.kernel);
+// Where the taps lie in the stage of the plan.
+void place_taps(const Problem& s, Plan* plan) {
   const size_t kw = as_size(s.x.kernel), kh = as_size(s.y.kernel), q = as_size(s.x.out);
-  plan_bands(s, as_size(s.y.out), kStageFloats, s.in_channels * kw * as_size(s.y.stride) * q, lay_out_stage, plan);
+  plan->problem = s;
+  plan->taps = s.in_channels * kh * kw;
   for (size_t t = 0; t < plan->taps; ++t) {
     const size_t c = t / (kh * kw), ky = t / kw % kh, kx = t % kw;
     const size_t row = residue_of(s.y, ky) * plan->stage_rows + shift_of(s.y, ky);
     plan->at[t] = static_cast<uint32_t>((c * kw + kx) * plan->copy + row * q);
   }
+}
+
+void plan_forward(const Problem& s, Plan* plan) {
+  const size_t row = s.in_channels * as_size(s.x.kernel * s.y.stride * s.x.out);
+  plan_bands(s, as_size(s.y.out), kStageFloats, row, lay_out_stage, plan);
+  place_taps(s, plan);
+}
+
+// The stage alone, under `band` rows of y. False when it grows too large.
+bool plan_stage(const Problem& s, size_t band, Plan* plan) {
+  if (!lay_out_stage(s, band, plan)) return false;
+  place_taps(s, plan);
+  return true;
 }
 
 void plan_input_gradient(const Problem& s, Plan* plan) {
@@ -93,6 +108,11 @@ void plan_input_gradient(const Problem& s, Plan* plan) {
     plan->residue_y[k] = static_cast<uint8_t>(residue_of(s.y, k));
     plan->shift_y[k] = static_cast<uint32_t>(shift_of(s.y, k));
   }
+}
+
+// Rows of y, at most, whose windows hold a place of one band of dx.
+size_t rows_under(const Problem& s, const Plan& plan) {
+  return std::min(plan.band + largest_shift(s.y), as_size(s.y.out));
 }
 
 // Enough parts for all threads, and none so long that its float32 sums grow inaccurate.
@@ -175,6 +195,86 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
     weight_gradient_part(kernels, s, here, part, work);
   });
   finish_weight_gradient(s, call, work);
+}
+
+// ---- with a batch norm ----
+
+namespace {
+
+// totals (n) = Σ sums (segments, n), in order.
+template <class Value>
+void total_segments(const Value* sums, size_t segments, size_t n, double* totals) {
+  std::fill_n(totals, n, 0.0);
+  for (size_t segment = 0; segment < segments; ++segment)
+    for (size_t i = 0; i < n; ++i) totals[i] += static_cast<double>(sums[segment * n + i]);
+}
+
+size_t taps_in(const Problem& s) { return s.in_channels * as_size(s.x.kernel * s.y.kernel); }
+size_t moments_of(const Problem& s) { return taps_in(s) * (taps_in(s) + 1); }
+size_t masked_of(const Problem& s) { return s.out_channels * (taps_in(s) + 1); }
+
+// float64 sums may be long: only as many parts as give some threads enough to do.
+size_t moment_segments(const Problem& s) {
+  const size_t parts = s.batch * as_size(s.x.out * s.y.out) / kMomentPixels;
+  return std::min(std::clamp<size_t>(parts, 2, kMostMomentSegments), s.batch);
+}
+
+}  // namespace
+
+bool fits_norm(const Problem& s) {
+  if (!fits(s)) return false;
+  Plan forward, plan, stage;
+  plan_forward(s, &forward);
+  plan_input_gradient(s, &plan);
+  // Moments have a stage of float64 too, whose rows are whole vectors.
+  const size_t q = as_size(s.x.out);
+  return forward.stage_floats / q * round_up(q) <= kMostStageFloats &&
+         plan_stage(s, rows_under(s, plan), &stage) && stage.stage_floats + plan.stage_floats <= kMostStageFloats;
+}
+
+size_t tap_moments_bytes(const Problem& s) { return moment_segments(s) * moments_of(s) * sizeof(double); }
+size_t masked_sums_bytes(const Problem& s) { return segments_of(s) * masked_of(s) * sizeof(float); }
+
+void tap_moments(const Kernels& kernels, const Problem& s, const Taps& x, size_t threads, double* sums,
+                 std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  const size_t segments = moment_segments(s), all = moments_of(s);
+  double* partial = reinterpret_cast<double*>(work);  // (segments, T + T·T)
+  parallel(segments, threads, [&](size_t k) {
+    const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
+    kernels.tap_moments(plan, x, from, to - from, partial + k * all, scratch());
+  });
+  total_segments(partial, segments, all, sums);
+}
+
+void standardize(const Kernels& kernels, const Problem& s, const Standardize& call, size_t threads) {
+  Plan plan;
+  plan_forward(s, &plan);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads,
+           [&](size_t first, size_t count) { kernels.standardize(plan, call, first, count, scratch()); });
+}
+
+void masked_sums(const Kernels& kernels, const Problem& s, const Taps& x, const Masked& dz, size_t threads,
+                 double* sums, std::byte* work) {
+  Plan plan;
+  plan_forward(s, &plan);
+  const size_t segments = segments_of(s), all = masked_of(s);
+  float* partial = reinterpret_cast<float*>(work);  // (segments, O·T + O)
+  parallel(segments, threads, [&](size_t k) {
+    const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
+    kernels.masked_sums(plan, x, dz, from, to - from, partial + k * all, scratch());
+  });
+  total_segments(partial, segments, all, sums);
+}
+
+void norm_input_gradient(const Kernels& kernels, const Problem& s, const NormInputGradient& call, size_t threads) {
+  Plan plan, stage;
+  plan_input_gradient(s, &plan);
+  plan_stage(s, rows_under(s, plan), &stage);
+  by_units(s.batch * plan.bands, unit_values(s, plan), threads, [&](size_t first, size_t count) {
+    kernels.norm_input_gradient(plan, stage, call, first, count, scratch());
+  });
 }
 
 }  // namespace narrow

@@ -45,6 +45,40 @@ struct Plan {
   uint32_t shift_x[kMostTaps], shift_y[kMostTaps];
 };
 
+// ---- with a batch norm behind it (fused/fused_narrow.h) ----
+//
+// These passes work on the taps less the centre of their channel, which may be any number: tap(t) = stage(at(t)) -
+// centre(c), also where the stage holds padding. dz = y > 0 ? dy : 0, or dy where there is no y.
+
+struct Taps {
+  Planes x;
+  const float* centre;  // (C)
+};
+struct Masked {
+  Planes dy;
+  Planes y;  // data NULL: dz = dy
+};
+
+// y(o) = max(low, bias(o) + Σ w(o, t) · tap(t))
+struct Standardize {
+  Taps x;
+  const float* w;     // (O, T)
+  const float* bias;  // (O)
+  float low;
+  Planes y;           // written
+};
+
+// dx of the gradient of every tap, g(t) = start(t) + Σ slope(s, t) · tap(s) + Σ w(o, t) · dz(o)
+struct NormInputGradient {
+  Taps x;
+  Masked dz;
+  const float* w;      // (O, T)
+  const float* start;  // (T)
+  const float* slope;  // (T, T)
+  Planes dx;           // every value is written
+  bool accumulate;
+};
+
 // One implementation. A unit is one band of one sample; `work` is a block of kScratchBytes.
 struct Kernels {
   void (*forward)(const Plan&, const Forward&, size_t first_unit, size_t units, std::byte* work);
@@ -52,6 +86,16 @@ struct Kernels {
   // Sums (O, T) over samples [first, first + count).
   void (*weight_gradient)(const Plan&, const WeightGradient&, size_t first, size_t count, float* sums,
                           std::byte* work);
+
+  // Sums over samples [first, first + count): (T) of tap(t), then (T, T) of tap(s)·tap(t).
+  void (*tap_moments)(const Plan&, const Taps&, size_t first, size_t count, double* sums, std::byte* work);
+  void (*standardize)(const Plan&, const Standardize&, size_t first_unit, size_t units, std::byte* work);
+  // Sums over samples [first, first + count): (O, T) of dz(o)·tap(t), then (O) of dz(o).
+  void (*masked_sums)(const Plan&, const Taps&, const Masked&, size_t first, size_t count, float* sums,
+                      std::byte* work);
+  // `stage` is the plan of the stage under the rows of dz that a band of dx meets.
+  void (*norm_input_gradient)(const Plan&, const Plan& stage, const NormInputGradient&, size_t first_unit,
+                              size_t units, std::byte* work);
 };
 
 extern const Targets<Kernels> targets;
@@ -68,5 +112,17 @@ size_t parts(const Problem& problem);
 void weight_gradient_part(const Kernels& kernels, const Problem& problem, const WeightGradient& call, size_t part,
                           std::byte* work);
 void finish_weight_gradient(const Problem& problem, const WeightGradient& call, std::byte* work);
+
+// The passes with a batch norm. Sums are in float64, put together from those of parts in their order.
+bool fits_norm(const Problem& problem);
+size_t tap_moments_bytes(const Problem& problem);  // of work
+size_t masked_sums_bytes(const Problem& problem);
+void tap_moments(const Kernels& kernels, const Problem& problem, const Taps& x, size_t threads, double* sums,
+                 std::byte* work);
+void standardize(const Kernels& kernels, const Problem& problem, const Standardize& call, size_t threads);
+void masked_sums(const Kernels& kernels, const Problem& problem, const Taps& x, const Masked& dz, size_t threads,
+                 double* sums, std::byte* work);
+void norm_input_gradient(const Kernels& kernels, const Problem& problem, const NormInputGradient& call,
+                         size_t threads);
 
 }  // namespace obn::convolution::narrow

@@ -9,12 +9,17 @@ namespace obn::OBN_TARGET::convolution::narrow {
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
 using obn::convolution::Places;
+using obn::convolution::Planes;
 using obn::convolution::places_inside;
 using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::narrow::Kernels;
 using obn::convolution::narrow::kMostTaps;
+using obn::convolution::narrow::Masked;
+using obn::convolution::narrow::NormInputGradient;
 using obn::convolution::narrow::Plan;
+using obn::convolution::narrow::Standardize;
+using obn::convolution::narrow::Taps;
 
 namespace {
 
@@ -36,6 +41,9 @@ OBN_INLINE size_t next_part(size_t left, size_t limit) {
   const size_t parts = (left + limit - 1) / limit;
   return (left + parts - 1) / parts;
 }
+
+OBN_INLINE F load_some(const float* p, size_t values) { return values == kLanes ? load(p) : load_first(p, values); }
+OBN_INLINE F keep_where_positive(F mask, F v) { return mask > F{} ? v : F{}; }
 
 // Calls body(p, vectors, values) for parts of a run of n values: `vectors` of them from p on, all whole but the last,
 // which has `values`. The last part begins early rather than hang over, if there is room.
@@ -128,7 +136,29 @@ void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, 
   }
 }
 
+// The same less the centre of each channel, where there is one.
+void stage_taps(const Plan& plan, const Taps& taps, size_t n, size_t from, size_t count, float* stage) {
+  stage_input(plan, taps.x, n, from, count, stage);
+  if (!taps.centre) return;
+  const Problem& s = plan.problem;
+  const size_t copies = as_size(s.x.kernel) * plan.copy;  // of a channel
+  for (size_t c = 0; c < s.in_channels; ++c) {
+    if (taps.centre[c] == 0.0f) continue;
+    const F centre = splat(taps.centre[c]);
+    float* at = stage + c * copies;
+    size_t i = 0;
+    for (; i + kLanes <= copies; i += kLanes) store(at + i, load(at + i) - centre);
+    for (; i < copies; ++i) at[i] -= taps.centre[c];
+  }
+}
+
 // ---- forward ----
+
+// What is done to a sum before it is stored.
+enum class End {
+  plain,
+  clamp,  // max(low, sum)
+};
 
 // y(o, p) = bias(o) + Σ w(o, t) · x(at(t) + p)
 struct Sum {
@@ -139,10 +169,16 @@ struct Sum {
   const float* bias;  // NULL: none
   float* y;
   size_t y_plane;
+  float low = 0.0f;
 };
 
+template <End kEnd>
+OBN_INLINE F finish(const Sum& s, F sum) {
+  return kEnd == End::clamp ? max(splat(s.low), sum) : sum;
+}
+
 // kTaps is the number of taps where it is known, else 0: a short loop that is spelled out takes a fifth less time.
-template <size_t kOutputs, size_t kVectors, size_t kTaps>
+template <size_t kOutputs, size_t kVectors, size_t kTaps, End kEnd>
 void sum_taps(const Sum& s, size_t p, size_t values) {
   F sums[kOutputs][kVectors];
 #pragma GCC unroll 8
@@ -167,39 +203,44 @@ void sum_taps(const Sum& s, size_t p, size_t values) {
   for (size_t o = 0; o < kOutputs; ++o) {
     float* y = s.y + o * s.y_plane + p;
 #pragma GCC unroll 8
-    for (size_t v = 0; v + 1 < kVectors; ++v) store(y + v * kLanes, sums[o][v]);
+    for (size_t v = 0; v + 1 < kVectors; ++v) store(y + v * kLanes, finish<kEnd>(s, sums[o][v]));
     float* last = y + (kVectors - 1) * kLanes;
+    const F end = finish<kEnd>(s, sums[o][kVectors - 1]);
     if (values == kLanes) {
-      store(last, sums[o][kVectors - 1]);
+      store(last, end);
     } else {
-      store_first(last, sums[o][kVectors - 1], values);
+      store_first(last, end, values);
     }
   }
 }
 
-template <size_t kOutputs, size_t kTaps>
+template <size_t kOutputs, size_t kTaps, End kEnd>
 void sum_run(const Sum& s, size_t n) {
   by_vectors(n, kForwardVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
     if constexpr (kForwardVectors >= 5) {
-      if (vectors == 5) return sum_taps<kOutputs, 5, kTaps>(s, p, values);
-      if (vectors == 4) return sum_taps<kOutputs, 4, kTaps>(s, p, values);
-      if (vectors == 3) return sum_taps<kOutputs, 3, kTaps>(s, p, values);
+      if (vectors == 5) return sum_taps<kOutputs, 5, kTaps, kEnd>(s, p, values);
+      if (vectors == 4) return sum_taps<kOutputs, 4, kTaps, kEnd>(s, p, values);
+      if (vectors == 3) return sum_taps<kOutputs, 3, kTaps, kEnd>(s, p, values);
     }
-    if (vectors == 2) return sum_taps<kOutputs, 2, kTaps>(s, p, values);
-    sum_taps<kOutputs, 1, kTaps>(s, p, values);
+    if (vectors == 2) return sum_taps<kOutputs, 2, kTaps, kEnd>(s, p, values);
+    sum_taps<kOutputs, 1, kTaps, kEnd>(s, p, values);
   });
 }
 
-template <size_t kTaps>
-void sum_outputs(const Sum& s, size_t outputs, size_t n) {
+template <size_t kTaps, End kEnd>
+void sum_outputs_of(const Sum& s, size_t outputs, size_t n) {
   if constexpr (kForwardOutputs >= 6) {
-    if (outputs == 6) return sum_run<6, kTaps>(s, n);
-    if (outputs == 5) return sum_run<5, kTaps>(s, n);
+    if (outputs == 6) return sum_run<6, kTaps, kEnd>(s, n);
+    if (outputs == 5) return sum_run<5, kTaps, kEnd>(s, n);
   }
-  if (outputs == 4) return sum_run<4, kTaps>(s, n);
-  if (outputs == 3) return sum_run<3, kTaps>(s, n);
-  if (outputs == 2) return sum_run<2, kTaps>(s, n);
-  sum_run<1, kTaps>(s, n);
+  if (outputs == 4) return sum_run<4, kTaps, kEnd>(s, n);
+  if (outputs == 3) return sum_run<3, kTaps, kEnd>(s, n);
+  if (outputs == 2) return sum_run<2, kTaps, kEnd>(s, n);
+  sum_run<1, kTaps, kEnd>(s, n);
+}
+template <End kEnd>
+OBN_INLINE void sum_outputs(const Sum& s, size_t outputs, size_t n) {
+  (s.taps == 9 ? sum_outputs_of<9, kEnd> : sum_outputs_of<0, kEnd>)(s, outputs, n);
 }
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
@@ -217,9 +258,8 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
       const size_t now = next_part(s.out_channels - o, kForwardOutputs);
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
       for (size_t r = 0; r < runs; ++r)
-        (plan.taps == 9 ? sum_outputs<9> : sum_outputs<0>)(
-            {stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr, y + r * f.y.row,
-             f.y.plane}, now, run);
+        sum_outputs<End::plain>({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias ? f.bias + o : nullptr,
+                                 y + r * f.y.row, f.y.plane}, now, run);
       for (size_t i = 0; i < now; ++i) activate(f.activation, y + i * f.y.plane, f.y.row, rows, q);
       o += now;
     }
@@ -228,7 +268,7 @@ void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units
 
 // ---- dx ----
 
-// g(t, p) = Σ w(o, t) · dz(o, p)
+// g(t, p) = Σ w(o, t) · dz(o, p), begun at start(t) + Σ slope(s, t) · x(at(s) + p) where these are given
 struct TapGradients {
   const float* dz;
   size_t dz_plane;
@@ -237,29 +277,47 @@ struct TapGradients {
   size_t w_row;
   float* g;
   size_t gradient;  // from tap to tap
+  const float* mask;  // read where masked: dz = mask > 0 ? dz : 0
+  size_t mask_plane;
+  const float *start, *slope;  // slope in rows of w_row; both NULL: 0
+  const float* x;
+  const uint32_t* at;
 };
 
 template <size_t kTaps, size_t kVectors>
+OBN_INLINE void add_products(const float* w, const F (&pixels)[kVectors], F (&sums)[kTaps][kVectors]) {
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTaps; ++t) {
+    const F weight = splat(w[t]);
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) sums[t][v] += weight * pixels[v];
+  }
+}
+
+template <size_t kTaps, size_t kVectors, bool kMasked>
 void tap_gradients(const TapGradients& s, size_t p, size_t values) {
   F sums[kTaps][kVectors];
 #pragma GCC unroll 16
   for (size_t t = 0; t < kTaps; ++t)
 #pragma GCC unroll 4
-    for (size_t v = 0; v < kVectors; ++v) sums[t][v] = F{};
-  const float* dz = s.dz + p;
-  const float* w = s.w;
-  for (size_t o = 0; o < s.outputs; ++o, dz += s.dz_plane, w += s.w_row) {
-    F pixels[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) sums[t][v] = s.start ? splat(s.start[t]) : F{};
+  F pixels[kVectors];
+  if (s.start) {
+    for (size_t i = 0; i < s.w_row; ++i) {
 #pragma GCC unroll 4
-    for (size_t v = 0; v + 1 < kVectors; ++v) pixels[v] = load(dz + v * kLanes);
-    const float* last = dz + (kVectors - 1) * kLanes;
-    pixels[kVectors - 1] = values == kLanes ? load(last) : load_first(last, values);
-#pragma GCC unroll 16
-    for (size_t t = 0; t < kTaps; ++t) {
-      const F weight = splat(w[t]);
-#pragma GCC unroll 4
-      for (size_t v = 0; v < kVectors; ++v) sums[t][v] += weight * pixels[v];
+      for (size_t v = 0; v < kVectors; ++v) pixels[v] = load(s.x + s.at[i] + p + v * kLanes);
+      add_products(s.slope + i * s.w_row, pixels, sums);
     }
+  }
+  const float *dz = s.dz + p, *mask = s.mask + p, *w = s.w;
+  for (size_t o = 0; o < s.outputs; ++o, dz += s.dz_plane, mask += s.mask_plane, w += s.w_row) {
+#pragma GCC unroll 4
+    for (size_t v = 0; v < kVectors; ++v) {
+      const size_t n = v + 1 < kVectors ? kLanes : values;
+      pixels[v] = load_some(dz + v * kLanes, n);
+      if (kMasked) pixels[v] = keep_where_positive(load_some(mask + v * kLanes, n), pixels[v]);
+    }
+    add_products(w, pixels, sums);
   }
   // g has room for whole vectors.
 #pragma GCC unroll 16
@@ -268,32 +326,37 @@ void tap_gradients(const TapGradients& s, size_t p, size_t values) {
     for (size_t v = 0; v < kVectors; ++v) store(s.g + t * s.gradient + p + v * kLanes, sums[t][v]);
 }
 
-template <size_t kTaps>
+template <size_t kTaps, bool kMasked>
 void tap_gradients_of(const TapGradients& s, size_t p, size_t vectors, size_t values) {
-  if (vectors == 3) return tap_gradients<kTaps, 3>(s, p, values);
-  if (vectors == 2) return tap_gradients<kTaps, 2>(s, p, values);
-  tap_gradients<kTaps, 1>(s, p, values);
+  if (vectors == 3) return tap_gradients<kTaps, 3, kMasked>(s, p, values);
+  if (vectors == 2) return tap_gradients<kTaps, 2, kMasked>(s, p, values);
+  tap_gradients<kTaps, 1, kMasked>(s, p, values);
 }
 
 using TapGradientsOf = void (*)(const TapGradients&, size_t, size_t, size_t);
+template <bool kMasked>
 constexpr TapGradientsOf kTapGradients[] = {
-    tap_gradients_of<1>, tap_gradients_of<2>, tap_gradients_of<3>,
+    tap_gradients_of<1, kMasked>, tap_gradients_of<2, kMasked>, tap_gradients_of<3, kMasked>,
 #if !defined(__SSE2__) || defined(__AVX512F__)
-    tap_gradients_of<4>, tap_gradients_of<5>, tap_gradients_of<6>, tap_gradients_of<7>, tap_gradients_of<8>,
-    tap_gradients_of<9>,
+    tap_gradients_of<4, kMasked>, tap_gradients_of<5, kMasked>, tap_gradients_of<6, kMasked>,
+    tap_gradients_of<7, kMasked>, tap_gradients_of<8, kMasked>, tap_gradients_of<9, kMasked>,
 #endif
 };
-static_assert(sizeof kTapGradients == kGradientTaps * sizeof(TapGradientsOf) && kGradientVectors == 3);
+static_assert(sizeof kTapGradients<false> == kGradientTaps * sizeof(TapGradientsOf) && kGradientVectors == 3);
 
 // All taps of a run of n pixels; pixels outside, so that dz stays in the first-level cache from tap to tap.
-void gradients_of_run(TapGradients s, size_t taps, size_t n) {
+void gradients_of_run(const TapGradients& s, bool is_masked, size_t taps, size_t n) {
   by_vectors(n, kGradientVectors, [&](size_t p, size_t vectors, size_t values) __attribute__((always_inline)) {
     for (size_t t = 0; t < taps;) {
       const size_t now = next_part(taps - t, kGradientTaps);
       TapGradients part = s;
       part.w += t;
       part.g += t * s.gradient;
-      kTapGradients[now - 1](part, p, vectors, values);
+      if (s.start) {
+        part.start += t;
+        part.slope += t;
+      }
+      (is_masked ? kTapGradients<true> : kTapGradients<false>)[now - 1](part, p, vectors, values);
       t += now;
     }
   });
@@ -392,12 +455,26 @@ void gather_plane(const Plan& plan, Gather s, size_t from, size_t rows, float* d
   }
 }
 
-void input_gradient(const Plan& plan, const InputGradient& call, size_t first_unit, size_t units, std::byte* work) {
+// What the gradients of the taps of some rows of dz begin with, and which of dz counts.
+struct Begin {
+  const Plan* plan;  // of the stage; NULL: they begin with 0, and all of dz counts
+  Taps x;
+  Masked dz;
+  const float *start, *slope;
+};
+
+OBN_INLINE void gradient_of_input(const Plan& plan, const InputGradient& call, const Begin& begin, size_t first_unit,
+                                  size_t units, std::byte* work) {
   const Problem& s = plan.problem;
   const size_t q = as_size(s.x.out), kernel = as_size(s.x.kernel * s.y.kernel);
   const size_t shift = plan.shift_y[as_size(s.y.kernel) - 1];
+  const Planes &dz = call.dz, &y = begin.dz.y;
+  const bool is_masked = begin.plan && y.data;
+  const bool follow = dz.row == q && (!is_masked || y.row == q);
   float* g = reinterpret_cast<float*>(work) + kPad;  // lanes that do not count are read in front of it
   float* lines = g + round_up(plan.stage_floats);
+  const size_t sx = as_size(s.x.stride);
+  float* stage = lines + kRowsAtOnce * sx * (round_up(as_size(s.x.in) / sx + 1) + kPad);
   for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
     const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
     if (from >= plan.rows) continue;
@@ -405,11 +482,15 @@ void input_gradient(const Plan& plan, const InputGradient& call, size_t first_un
     // Rows of dz whose windows hold a place of the band.
     const size_t top = from > shift ? from - shift : 0, bottom = least(from + rows, as_size(s.y.out));
     if (top < bottom) {
-      const float* dz = call.dz.data + n * call.dz.sample + top * call.dz.row;
-      const size_t runs = call.dz.row == q ? 1 : bottom - top, run = (bottom - top) / runs * q;
-      for (size_t r = 0; r < runs; ++r)
-        gradients_of_run({dz + r * call.dz.row, call.dz.plane, s.out_channels, call.w, plan.taps, g + r * q,
-                          plan.gradient}, plan.taps, run);
+      if (begin.plan) stage_taps(*begin.plan, begin.x, n, top, bottom - top, stage);
+      const size_t runs = follow ? 1 : bottom - top, run = (bottom - top) / runs * q;
+      for (size_t r = 0; r < runs; ++r) {
+        const float* row = dz.data + n * dz.sample + (top + r) * dz.row;
+        const float* mask = is_masked ? y.data + n * y.sample + (top + r) * y.row : row;
+        gradients_of_run({row, dz.plane, s.out_channels, call.w, plan.taps, g + r * q, plan.gradient, mask,
+                          is_masked ? y.plane : dz.plane, begin.start, begin.slope, stage + r * q,
+                          begin.plan ? begin.plan->at : nullptr}, is_masked, plan.taps, run);
+      }
     }
     for (size_t c = 0; c < s.in_channels; ++c) {
       float* dx = call.dx.data + n * call.dx.sample + c * call.dx.plane;
@@ -430,7 +511,24 @@ void input_gradient(const Plan& plan, const InputGradient& call, size_t first_un
   }
 }
 
+void input_gradient(const Plan& plan, const InputGradient& call, size_t first_unit, size_t units, std::byte* work) {
+  gradient_of_input(plan, call, {}, first_unit, units, work);
+}
+
+void norm_input_gradient(const Plan& plan, const Plan& stage, const NormInputGradient& call, size_t first_unit,
+                         size_t units, std::byte* work) {
+  gradient_of_input(plan, {call.dz.dy, call.w, call.dx, call.accumulate, nullptr, nullptr},
+                    {&stage, call.x, call.dz, call.start, call.slope}, first_unit, units, work);
+}
+
 // ---- dw ----
+
+// What dz is; with a mask or without it, its own sums are made on the way.
+enum class Dz {
+  given,   // dz
+  summed,  // dz, and sums of it
+  masked,  // mask > 0 ? dz : 0, and sums of it
+};
 
 // sums(o, t) += dz(o, p) · x(at(t) + p), lane by lane over runs of n pixels
 struct Products {
@@ -443,24 +541,35 @@ struct Products {
   size_t n;
   size_t runs;
   size_t dz_step, x_step;  // from one run to the next
+  const float* mask;       // read where masked
+  size_t mask_plane, mask_step;
+  F* dz_sums;              // one per output
 };
 
+// n <= kLanes pixels of dz. Sums of it stay in memory: all registers have other work.
+template <Dz kDz>
+OBN_INLINE F load_dz(const Products& s, const float* dz, const float* mask, size_t o, size_t n) {
+  F v = load_some(dz + o * s.dz_plane, n);
+  if (kDz == Dz::masked) v = keep_where_positive(load_some(mask + o * s.mask_plane, n), v);
+  if (kDz != Dz::given) s.dz_sums[o] += v;
+  return v;
+}
+
 // Lanes outside the run are zeros on both sides, so that nothing that lies there can reach a sum.
-template <size_t kOutputs, size_t kTaps>
+template <size_t kOutputs, size_t kTaps, Dz kDz>
 void multiply(const Products& s) {
   F sums[kOutputs][kTaps];
 #pragma GCC unroll 4
   for (size_t o = 0; o < kOutputs; ++o)
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
-  const float* dz = s.dz;
-  const float* x = s.x;
-  for (size_t run = 0; run < s.runs; ++run, dz += s.dz_step, x += s.x_step) {
+  const float *dz = s.dz, *x = s.x, *mask = s.mask;
+  for (size_t run = 0; run < s.runs; ++run, dz += s.dz_step, x += s.x_step, mask += s.mask_step) {
     size_t p = 0;
     for (; p + kLanes <= s.n; p += kLanes) {
       F gradient[kOutputs];
 #pragma GCC unroll 4
-      for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load(dz + o * s.dz_plane + p);
+      for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, kLanes);
 #pragma GCC unroll 16
       for (size_t t = 0; t < kTaps; ++t) {
         const F pixels = held(load(x + s.at[t] + p));
@@ -472,7 +581,7 @@ void multiply(const Products& s) {
     const Keep keep = keep_lanes(0, s.n - p);
     F gradient[kOutputs];
 #pragma GCC unroll 4
-    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_first(dz + o * s.dz_plane + p, s.n - p);
+    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, s.n - p);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) {
       const F pixels = load_kept(x + s.at[t] + p, keep);
@@ -486,89 +595,361 @@ void multiply(const Products& s) {
     for (size_t t = 0; t < kTaps; ++t) s.sums[o * s.sums_row + t] = sums[o][t];
 }
 
-template <size_t kTaps>
+template <size_t kTaps, Dz kDz>
 void multiply_outputs(const Products& s, size_t outputs) {
-  if (outputs == 3) return multiply<3, kTaps>(s);
-  if (outputs == 2) return multiply<2, kTaps>(s);
-  multiply<1, kTaps>(s);
+  if (outputs == 3) return multiply<3, kTaps, kDz>(s);
+  if (outputs == 2) return multiply<2, kTaps, kDz>(s);
+  multiply<1, kTaps, kDz>(s);
 }
 
 using MultiplyOutputs = void (*)(const Products&, size_t);
+template <Dz kDz>
 constexpr MultiplyOutputs kMultiply[] = {
-    multiply_outputs<1>, multiply_outputs<2>, multiply_outputs<3>,
+    multiply_outputs<1, kDz>, multiply_outputs<2, kDz>, multiply_outputs<3, kDz>,
 #if !defined(__SSE2__) || defined(__AVX512F__)
-    multiply_outputs<4>, multiply_outputs<5>, multiply_outputs<6>, multiply_outputs<7>, multiply_outputs<8>,
-    multiply_outputs<9>,
+    multiply_outputs<4, kDz>, multiply_outputs<5, kDz>, multiply_outputs<6, kDz>, multiply_outputs<7, kDz>,
+    multiply_outputs<8, kDz>, multiply_outputs<9, kDz>,
 #endif
 };
-static_assert(sizeof kMultiply == kWeightTaps * sizeof(MultiplyOutputs) && kWeightOutputs == 3);
+static_assert(sizeof kMultiply<Dz::given> == kWeightTaps * sizeof(MultiplyOutputs) && kWeightOutputs == 3);
 
-// All outputs and taps; `p` says where dz, x and the runs are.
-void multiply_all(const Plan& plan, Products p, F* sums) {
+// All outputs and taps; `p` says where dz, mask, x and the runs are. dz is summed with the first taps.
+void multiply_all(const Plan& plan, Products p, bool sums_dz, F* sums) {
   const size_t outputs = plan.problem.out_channels;
-  const float* dz = p.dz;
+  const Products all = p;
+  const bool is_masked = all.mask;
+  F unused[kWeightOutputs] = {};
   p.sums_row = plan.taps;
   for (size_t o = 0; o < outputs;) {
     const size_t some = next_part(outputs - o, kWeightOutputs);
-    p.dz = dz + o * p.dz_plane;
+    p.dz = all.dz + o * p.dz_plane;
+    p.mask = is_masked ? all.mask + o * p.mask_plane : p.dz;
     for (size_t t = 0; t < plan.taps;) {
       const size_t now = next_part(plan.taps - t, kWeightTaps);
       p.at = plan.at + t;
       p.sums = sums + o * plan.taps + t;
-      kMultiply[now - 1](p, some);
+      p.dz_sums = sums_dz && t == 0 ? all.dz_sums + o : unused;
+      if (is_masked) {
+        kMultiply<Dz::masked>[now - 1](p, some);
+      } else {
+        (sums_dz && t == 0 ? kMultiply<Dz::summed> : kMultiply<Dz::given>)[now - 1](p, some);
+      }
       t += now;
     }
     o += some;
   }
 }
 
-void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first, size_t count, float* dw,
-                     std::byte* work) {
+// to (n) = the sums of the lanes of n vectors; kLanes - 1 more may be read.
+void add_lanes(const F* sums, size_t n, float* to) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (n - i >= kLanes) {
+      store(to + i, totals);
+    } else {
+      store_first(to + i, totals, n - i);
+    }
+  }
+}
+
+// Sums (O, T) of dz·tap over samples [first, first + count), and behind them (O) of dz where sums_dz.
+OBN_INLINE void correlate(const Plan& plan, const Taps& x, const Masked& masked, bool sums_dz, size_t first,
+                          size_t count, float* totals, std::byte* work) {
   const Problem& s = plan.problem;
-  const size_t q = as_size(s.x.out), all = s.out_channels * plan.taps;
-  F* sums = reinterpret_cast<F*>(work);  // (O, T) vectors
+  const size_t q = as_size(s.x.out), products = s.out_channels * plan.taps;
+  const size_t all = products + (sums_dz ? s.out_channels : 0);
+  const Planes &dy = masked.dy, &y = masked.y;
+  const bool follow = dy.row == q && (!y.data || y.row == q);
+  F* sums = reinterpret_cast<F*>(work);  // vectors
   float* stage = reinterpret_cast<float*>(work) + round_up(all * kLanes + kLanes * kLanes);
   for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
   // Small images without gaps are done several at a time: sums then stay in registers for longer.
   const size_t step = round_up(plan.stage_floats);
-  const size_t at_once = plan.bands == 1 && call.dz.row == q ? most(kStagedFloats / step, 1) : 1;
+  const size_t at_once = plan.bands == 1 && follow ? most(kStagedFloats / step, 1) : 1;
   for (size_t n = first; n < first + count; n += at_once) {
     const size_t samples = least(at_once, first + count - n);
     for (size_t from = 0; from < plan.rows; from += plan.band) {
       const size_t rows = least(plan.band, plan.rows - from);
-      for (size_t i = 0; i < samples; ++i) stage_input(plan, call.x, n + i, from, rows, stage + i * step);
+      for (size_t i = 0; i < samples; ++i) stage_taps(plan, x, n + i, from, rows, stage + i * step);
       Products p = {};
-      p.dz = call.dz.data + n * call.dz.sample + from * call.dz.row;
-      p.dz_plane = call.dz.plane;
+      p.dz = dy.data + n * dy.sample + from * dy.row;
+      p.dz_plane = dy.plane;
+      p.mask = y.data ? y.data + n * y.sample + from * y.row : nullptr;
+      p.mask_plane = y.plane;
       p.x = stage;
       p.runs = samples;
       p.n = rows * q;
-      p.dz_step = call.dz.sample;
+      p.dz_step = dy.sample;
+      p.mask_step = y.sample;
       p.x_step = step;
-      if (call.dz.row != q) {  // rows with gaps between them
+      p.dz_sums = sums + products;
+      if (!follow) {  // rows with gaps between them
         p.runs = rows;
         p.n = q;
-        p.dz_step = call.dz.row;
+        p.dz_step = dy.row;
+        p.mask_step = y.row;
         p.x_step = q;
       }
-      multiply_all(plan, p, sums);
+      multiply_all(plan, p, sums_dz, sums);
     }
   }
-  for (size_t i = 0; i < all; i += kLanes) {
-    F some[kLanes];
-    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
-    const F totals = sum_each(some);
-    if (all - i >= kLanes) {
-      store(dw + i, totals);
-    } else {
-      store_first(dw + i, totals, all - i);
+  add_lanes(sums, all, totals);
+}
+
+void weight_gradient(const Plan& plan, const WeightGradient& call, size_t first, size_t count, float* dw,
+                     std::byte* work) {
+  correlate(plan, {call.x, nullptr}, {call.dz, {}}, false, first, count, dw, work);
+}
+
+void masked_sums(const Plan& plan, const Taps& x, const Masked& dz, size_t first, size_t count, float* sums,
+                 std::byte* work) {
+  correlate(plan, x, dz, true, first, count, sums, work);
+}
+
+// ---- with a batch norm ----
+
+// Calls body(n, from, rows) for every unit, whose taps are in the stage then.
+template <class Body>
+OBN_INLINE void by_bands(const Plan& plan, const Taps& x, size_t first_unit, size_t units, float* stage,
+                         const Body& body) {
+  for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
+    const size_t n = unit / plan.bands, from = unit % plan.bands * plan.band;
+    if (from >= plan.rows) continue;
+    const size_t rows = least(plan.band, plan.rows - from);
+    stage_taps(plan, x, n, from, rows, stage);
+    body(n, from, rows);
+  }
+}
+
+void standardize(const Plan& plan, const Standardize& f, size_t first_unit, size_t units, std::byte* work) {
+  const size_t q = as_size(plan.problem.x.out), outputs = plan.problem.out_channels;
+  float* stage = reinterpret_cast<float*>(work);
+  by_bands(plan, f.x, first_unit, units, stage, [&](size_t n, size_t from, size_t rows) {
+    const size_t runs = f.y.row == q ? 1 : rows, run = rows / runs * q;
+    for (size_t o = 0; o < outputs;) {
+      const size_t now = next_part(outputs - o, kForwardOutputs);
+      float* y = f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row;
+      for (size_t r = 0; r < runs; ++r)
+        sum_outputs<End::clamp>({stage + r * q, plan.at, plan.taps, f.w + o * plan.taps, f.bias + o, y + r * f.y.row,
+                                 f.y.plane, f.low}, now, run);
+      o += now;
+    }
+  });
+}
+
+// ---- moments of the taps ----
+
+typedef double W __attribute__((vector_size(4 * kLanes)));  // one register
+constexpr size_t kWideLanes = kLanes / 2;
+
+OBN_INLINE W load_wide(const double* p) {
+  W v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+OBN_INLINE void store_wide(double* p, W v) { __builtin_memcpy(p, &v, sizeof v); }
+OBN_INLINE W widen_half(const float* p) {  // kWideLanes values
+#if defined(__AVX512F__)
+  return reinterpret_cast<W>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));  // of what follows gcc makes four instructions
+#else
+  typedef float Half __attribute__((vector_size(2 * kLanes)));
+  Half v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, W);
+#endif
+}
+
+// sums(s, t) += x(at_s(s) + p) · x(at_t(t) + p), lane by lane over n values, whole vectors
+struct TapProducts {
+  const double* x;
+  const size_t *at_s, *at_t;
+  W* sums;
+  size_t sums_row;
+  size_t n;
+};
+
+template <size_t kRows, size_t kTaps>
+void multiply_taps(const TapProducts& s) {
+  W sums[kRows][kTaps];
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) sums[i][t] = s.sums[i * s.sums_row + t];
+  for (size_t p = 0; p < s.n; p += kWideLanes) {
+    W left[kRows];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kRows; ++i) left[i] = load_wide(s.x + s.at_s[i] + p);
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) {
+      const W right = load_wide(s.x + s.at_t[t] + p);
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kRows; ++i) sums[i][t] += left[i] * right;
     }
   }
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kRows; ++i)
+#pragma GCC unroll 16
+    for (size_t t = 0; t < kTaps; ++t) s.sums[i * s.sums_row + t] = sums[i][t];
+}
+
+template <size_t kTaps>
+void multiply_rows(const TapProducts& s, size_t rows) {
+  if (rows == 3) return multiply_taps<3, kTaps>(s);
+  if (rows == 2) return multiply_taps<2, kTaps>(s);
+  multiply_taps<1, kTaps>(s);
+}
+
+using MultiplyRows = void (*)(const TapProducts&, size_t);
+constexpr MultiplyRows kMultiplyTaps[] = {
+    multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
+#if !defined(__SSE2__) || defined(__AVX512F__)
+    multiply_rows<4>, multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>, multiply_rows<9>,
+#endif
+};
+static_assert(sizeof kMultiplyTaps == kWeightTaps * sizeof(MultiplyRows) && kWeightOutputs == 3);
+
+OBN_INLINE double add_wide_lanes(W v) {
+  double sum = v[0];
+  for (size_t i = 1; i < kWideLanes; ++i) sum += v[i];
+  return sum;
+}
+
+// Taps that differ in ky alone are one copy of x, a row further each: products of two of them differ in the first and
+// last rows only. So rows are classed by the ky for which they count, first … last, every class is multiplied once, and
+// tap(ky)·tap(ky + d) is the sum of the classes that ky is in. With strides or dilation every tap is a copy of its own.
+// float64 throughout: what the normalization makes of these numbers may cancel to a small part of them.
+class TapSums {
+ public:
+  TapSums(const Plan& plan, std::byte* work) : plan_(plan) {
+    const Problem& s = plan.problem;
+    const size_t kh = as_size(s.y.kernel), q = as_size(s.x.out);
+    kw_ = as_size(s.x.kernel);
+    const bool slides = s.y.stride == 1 && s.y.dilation == 1;
+    shifts_ = slides ? kh : 1;
+    pitch_ = (q + kWideLanes - 1) / kWideLanes * kWideLanes;
+    for (size_t t = 0; t < plan.taps; ++t) {
+      if (slides && t / kw_ % kh != 0) continue;
+      tap_[copies_] = t;
+      left_[copies_++] = plan.at[t] / q * pitch_;
+    }
+    columns_ = shifts_ * copies_;
+    for (size_t i = 0; i < columns_; ++i) right_[i] = left_[i % copies_] + i / copies_ * pitch_;
+    rows_ = s.in_channels * kw_ * plan.copy / q;
+    sums_ = reinterpret_cast<W*>(work);
+    row_sums_ = sums_ + class_at(0, shifts_);
+    wide_ = reinterpret_cast<double*>(row_sums_ + rows_);
+    stage_ = reinterpret_cast<float*>(wide_ + rows_ * pitch_);
+    for (size_t i = 0; i < class_at(0, shifts_); ++i) sums_[i] = W{};
+  }
+
+  void add(const Taps& x, size_t n, size_t from, size_t rows) {
+    stage_input(plan_, x.x, n, from, rows, stage_);
+    widen(x.centre);
+    for (size_t r = 0; r < rows + shifts_ - 1;) {
+      const size_t first = r < rows ? 0 : r - rows + 1, last = least(r, shifts_ - 1);
+      const size_t end = first == 0 && last == shifts_ - 1 ? most(rows, r + 1) : r + 1;
+      multiply_class(r, end - r, first, sums_ + class_at(first, last));
+      r = end;
+    }
+  }
+
+  // (T) sums, then (T, T) of products.
+  void finish(double* totals) const {
+    for (size_t i = 0; i < plan_.taps * (plan_.taps + 1); ++i) totals[i] = 0.0;
+    double* products = totals + plan_.taps;
+    for (size_t a = 0; a < copies_; ++a)
+      for (size_t ky = 0; ky < shifts_; ++ky) {
+        const size_t s = tap_[a] + ky * kw_;
+        totals[s] = total(a, columns_, ky);
+        for (size_t i = a; i < (shifts_ - ky) * copies_; ++i) {
+          const size_t t = tap_[i % copies_] + (ky + i / copies_) * kw_;
+          products[s * plan_.taps + t] = products[t * plan_.taps + s] = total(a, i, ky);
+        }
+      }
+  }
+
+ private:
+  // Where the sums of rows that count for ky = first … last lie: (copies, shifts·copies) products, and copies sums.
+  size_t class_at(size_t first, size_t last) const {
+    return (last * (last + 1) / 2 + first) * copies_ * (columns_ + 1);
+  }
+
+  // The stage less the centres, in rows of whole vectors that end in zeros, and the sums of rows.
+  void widen(const float* centre) {
+    const size_t q = as_size(plan_.problem.x.out), rows = rows_ / plan_.problem.in_channels;
+    const size_t last = pitch_ - kWideLanes;
+    W inside = {};
+    for (size_t i = last; i < q; ++i) inside[i - last] = 1.0;
+    for (size_t r = 0; r < rows_; ++r) {
+      const W less = static_cast<double>(centre[r / rows]) - W{};
+      const float* row = stage_ + r * q;
+      double* to = wide_ + r * pitch_;
+      W sum = {};
+      for (size_t i = 0; i < last; i += kWideLanes) {
+        const W v = widen_half(row + i) - less;
+        store_wide(to + i, v);
+        sum += v;
+      }
+      const W v = inside != 0.0 ? widen_half(row + last) - less : W{};
+      store_wide(to + last, v);
+      row_sums_[r] = sum + v;
+    }
+  }
+
+  // Rows that count for ky >= first alone are multiplied with those that lie up to kh - 1 - first rows further.
+  void multiply_class(size_t row, size_t rows, size_t first, W* sums) const {
+    const double* x = wide_ + row * pitch_;
+    const size_t n = rows * pitch_, columns = (shifts_ - first) * copies_;
+    for (size_t a = 0; a < copies_; ++a) {
+      const W* from = row_sums_ + left_[a] / pitch_ + row;
+      W total = sums[a * (columns_ + 1) + columns_];
+      for (size_t r = 0; r < rows; ++r) total += from[r];
+      sums[a * (columns_ + 1) + columns_] = total;
+    }
+    for (size_t a = 0; a < copies_;) {
+      const size_t some = next_part(copies_ - a, kWeightOutputs);
+      W* to = sums + a * (columns_ + 1);
+      for (size_t i = a; i < columns;) {
+        const size_t now = next_part(columns - i, kWeightTaps);
+        kMultiplyTaps[now - 1]({x, left_ + a, right_ + i, to + i, columns_ + 1, n}, some);
+        i += now;
+      }
+      a += some;
+    }
+  }
+
+  double total(size_t a, size_t column, size_t ky) const {
+    W sum = {};
+    for (size_t first = 0; first <= ky; ++first)
+      for (size_t last = ky; last < shifts_; ++last)
+        sum += sums_[class_at(first, last) + a * (columns_ + 1) + column];
+    return add_wide_lanes(sum);
+  }
+
+  const Plan& plan_;
+  size_t kw_ = 0, copies_ = 0, shifts_ = 0, columns_ = 0;
+  size_t pitch_ = 0, rows_ = 0;                          // of the wide stage
+  size_t tap_[kMostTaps], left_[kMostTaps], right_[kMostTaps];
+  W* sums_ = nullptr;                                    // (class, copies, shifts·copies + 1)
+  W* row_sums_ = nullptr;
+  double* wide_ = nullptr;
+  float* stage_ = nullptr;
+};
+
+void tap_moments(const Plan& plan, const Taps& x, size_t first, size_t count, double* totals, std::byte* work) {
+  TapSums sums(plan, work);
+  for (size_t n = first; n < first + count; ++n)
+    for (size_t from = 0; from < plan.rows; from += plan.band)
+      sums.add(x, n, from, least(plan.band, plan.rows - from));
+  sums.finish(totals);
 }
 
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {forward, input_gradient, weight_gradient};
+const Kernels kernels = {forward,     input_gradient, weight_gradient,    tap_moments,
+                         standardize, masked_sums,    norm_input_gradient};
 
 }  // namespace obn::OBN_TARGET::convolution::narrow

@@ -54,7 +54,8 @@ constexpr size_t kSumBytes = size_t{1} << 20;       // V and Y of a block: longe
 constexpr size_t kSumInputs = 28;                   // most channels of x that a thread takes at a time
 constexpr size_t kLargeSum = size_t{1300} << 10;    // sums that should not be kept once per part
 constexpr size_t kParts = 16;                       // most parts of a weight gradient
-constexpr size_t kBlocksPerPart = 4;                // at least
+constexpr size_t kSumsPerPart = 8;                  // a part has V and Y of this many times the room of its sum,
+constexpr size_t kBlocksPerPart = 4;                // or so many blocks
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -254,8 +255,13 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   plan.y_row = round_up(s.out_channels, kernels.lanes);
   const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row);
   const size_t tiles = count_tiles(s.batch, s.y.out, s.x.out);
-  plan.is_shared = bytes_per_tile(s.in_channels * plan.y_row) > kLargeSum || tiles * per_tile <= kSharedSum;
-  const size_t wanted = (plan.is_shared ? kSharedSum : kSumBytes) / per_tile;
+  const size_t all = tiles * per_tile, sum = bytes_per_tile(s.in_channels * plan.y_row);
+  const size_t pieces = divide_up(s.in_channels, kSumInputs) * divide_up(s.out_channels, kernels.panel);
+  const size_t parts = std::clamp(std::max(all / (kSumsPerPart * sum), divide_up(all, kBlocksPerPart * kSumBytes)),
+                                  size_t{1}, kParts);
+  plan.is_shared = sum > kLargeSum || (all <= kSharedSum && pieces >= parts);
+  const size_t part_tiles = round_up(divide_up(tiles, parts), divide_up(as_size(s.x.out), kOutputs));  // whole rows
+  const size_t wanted = plan.is_shared ? kSharedSum / per_tile : std::min(kSumBytes / per_tile, part_tiles);
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
   if (plan.is_shared) {
     plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
@@ -263,7 +269,6 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
     plan.floats = floats_of(plan.v) + floats_of(plan.y);
   } else {
     plan.s = matrices(work, s.in_channels, plan.y_row);
-    const size_t parts = std::min(kParts, divide_up(plan.cut.blocks(), kBlocksPerPart));
     plan.part_blocks = divide_up(plan.cut.blocks(), parts);
     plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
     plan.floats = plan.parts * floats_of(plan.s);

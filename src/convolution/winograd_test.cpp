@@ -237,6 +237,7 @@ TEST(winograd_strided_and_unaligned) {
 TEST(winograd_many_tiles) {
   check_all({2, 20, 36, 30, 71});      // several blocks across and down
   check_all({2, 16, 17, 150, 70});     // Σ V · Y in parts
+  check_all({24, 8, 9, 14, 13});       // the same of few channels, where one part would be one thread's work
   check_all({3, 96, 100, 20, 21});     // weights beyond the second-level cache
 }
 
@@ -423,7 +424,7 @@ TEST(winograd_strange_values_stay_in_their_channels) {
 // ---- promises ----
 
 TEST(winograd_same_bits_for_any_number_of_threads) {
-  for (const Shape& shape : {Shape{5, 20, 34, 22, 27}, Shape{3, 140, 150, 10, 13}}) {
+  for (const Shape& shape : {Shape{5, 20, 34, 22, 27}, Shape{3, 140, 150, 10, 13}, Shape{24, 8, 9, 14, 13}}) {
     for (const Target& target : all_targets()) {
       Data d(shape, 7);
       Work work(std::max({winograd::forward_bytes(*target.kernels, d.problem),

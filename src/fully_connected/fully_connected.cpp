@@ -246,6 +246,7 @@ struct FullyConnected::ForwardPlan {
       : is_compressed(layer.is_compressed()) {
     product.choice = layer.choice;
     product.threads = sparse.threads = layer.options().threads;
+    product.precision = precision_of(layer.precision_.load(std::memory_order_relaxed));
     product.n = sparse.n = n;
     product.rows = layer.rows_;
     product.m = layer.m_;
@@ -427,6 +428,7 @@ struct FullyConnected::BackwardPlan {
         dz(g.dy) {
     dx.choice = dw.choice = layer.choice;
     dx.threads = sparse_dx.threads = dw.threads = layer.options().threads;
+    dx.precision = dw.precision = precision_of(layer.precision_.load(std::memory_order_relaxed));
     dx.n = sparse_dx.n = dw.n = g.n;
     dx.rows = dw.rows = layer.rows_;
     if (g.dx.values.data) {
@@ -515,9 +517,16 @@ void FullyConnected::run_backward(const Gradients& g, std::byte* work) const {
   if (g.dx.values.data && is_compressed()) {
     plan.sparse_dx.run();
   } else if (g.dx.values.data) {
+    if (g.dw.values.data && plan.dx.can_take_along(plan.dw)) plan.dx.outer = &plan.dw;
     plan.dx.run();
   }
-  if (g.dw.values.data) plan.dw.run();
+  if (g.dw.values.data && !plan.dx.outer) plan.dw.run();
+}
+
+int FullyConnected::set_precision(int precision) {
+  if (check_precision(precision) != 0) return -1;
+  precision_.store(precision, std::memory_order_relaxed);
+  return 0;
 }
 
 size_t FullyConnected::work_bytes(size_t batch) const {

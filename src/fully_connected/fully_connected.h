@@ -10,12 +10,14 @@
 // is ever transposed.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "activation/activation.h"
 #include "base/cpu.h"
 #include "base/filter.h"
+#include "base/precision.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/bnns/fully_connected.h"
@@ -34,6 +36,7 @@ struct Matrix {
   size_t row;
   size_t columns;
   BNNSDataType type;
+  bool is_far;  // so large that it comes from memory, and is fetched ahead
 };
 
 // Rows of float32: value (n, k) lies at data[n·row + k].
@@ -68,7 +71,11 @@ struct Kernels {
                   bool accumulate);
   // g(r, c) = Σ_s u(s, r)·v(s, c) for the rows of the part.
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
-  size_t short_sum;  // up to this many rows, combine suits any number of samples
+  // combine and outer for the same u in one walk, so that reading and writing overlap: float32, and g goes past the
+  // caches. The same bits as one after the other.
+  void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
+                size_t out_row, const Gradient& g);
+  size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 
 extern const Targets<Kernels> targets;
@@ -118,7 +125,10 @@ class Room {
 struct Choice {
   const Kernels* kernels;
   size_t few_samples;  // up to this many the kernels above are used, beyond it the matrix engine
+  size_t near_bytes = size_t{16} << 20;  // of weights that the caches may hold between two calls
 };
+
+struct Outer;
 
 // y = x·Wᵀ or dx = dz·W: to (N, R or C) = from (N, C or R) times the matrix.
 struct Multiply {
@@ -134,8 +144,11 @@ struct Multiply {
   const Array* bias = nullptr;                    // one row
   const activation::Fused* activation = nullptr;  // NULL: none
   bool activation_needs_rows = false;
+  Precision precision = Precision::highest;
+  const Outer* outer = nullptr;  // to be computed in the same walk over the rows
 
   void place(Room* room);  // twice: counting, and in the workspace
+  bool can_take_along(const Outer& other) const;  // the gradient of this matrix, with u = from
   void run() const;
 
  private:
@@ -164,11 +177,17 @@ struct Outer {
   Array v;
   Array to;  // (R, C)
   bool accumulate;
+  Precision precision = Precision::highest;
 
   void place(Room* room);
   void run() const;
+  bool is_streamed() const;    // past the caches, row by row
+  Floats row_factors() const;  // u and v as run() has them
+  Floats column_factors() const;
+  Gradient gradient() const;
 
  private:
+  bool has_few_rows() const;
   bool uses_kernels() const;
   gemm::Product engine_product() const;
 
@@ -235,6 +254,7 @@ class FullyConnected final : public Filter {
   int prepare(const BNNSLayerParametersFullyConnected& parameters);
   int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) override;
   int apply_backward(const Backward& arguments) override;
+  int set_precision(int precision) override;
   size_t work_bytes(size_t batch) const override;
 
   Choice choice;  // tests put others here
@@ -279,6 +299,7 @@ class FullyConnected final : public Filter {
   bool activation_needs_rows_ = false;
   void* copied_weights_ = nullptr;
   void* copied_bias_ = nullptr;
+  std::atomic<int> precision_{-1};
   float weight_table_[256];        // of indexed types
   float bias_table_[256];
 };

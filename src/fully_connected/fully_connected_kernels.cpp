@@ -56,11 +56,30 @@ OBN_INLINE size_t floats_before_line(const float* p) {
   return (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / sizeof(float);
 }
 
+// A matrix that comes from memory is fetched into the second-level cache so many bytes ahead of its use. Rows are read
+// several at a time; behind their end come the next ones.
+template <class Stored>
+struct Ahead {
+  const Stored* next;  // NULL: nothing is fetched
+  size_t left;         // columns from the first one that is read to the end of the rows
+
+  // For the line at column c of kRows rows.
+  template <size_t kRows>
+  [[gnu::always_inline]] inline void fetch(const Stored* rows, size_t row, size_t c) const {
+    constexpr size_t kValues = 2048 / sizeof(Stored), kLine = 64 / sizeof(Stored);
+    if (!next || c % kLine != 0) return;
+    const Stored* at = c + kValues < left ? rows + c + kValues : next + (c + kValues - left);
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) prefetch(at + r * row);
+  }
+};
+
 // ---- out(s, r) = Σ_c m(r, c)·v(s, c) ----
 
 template <class Type, size_t kSamples, size_t kRows>
-OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t columns, const float* v, size_t v_row,
-                         float* out, size_t out_row, bool accumulate) {
+OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t columns,
+                         const Ahead<typename Type::Stored>& ahead, const float* v, size_t v_row, float* out,
+                         size_t out_row, bool accumulate) {
   constexpr size_t kChains = kSamples == 1 && kRows <= 4 ? 2 : 1;  // too few sums do not hide the latency
   F total[kChains][kRows][kSamples] = {};
   size_t c = 0;
@@ -68,6 +87,7 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
 #pragma GCC unroll 2
     for (size_t chain = 0; chain < kChains; ++chain) {
       const size_t at = c + chain * kLanes;
+      ahead.template fetch<kRows>(m, row, at);
       F values[kSamples];
 #pragma GCC unroll 8
       for (size_t s = 0; s < kSamples; ++s) values[s] = load(v + s * v_row + at);
@@ -105,22 +125,26 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
 
 // dot_tile<Type, kSamples, rows> for rows <= kRows.
 template <class Type, size_t kSamples, size_t kRows>
-OBN_INLINE void dot_few(size_t rows, const typename Type::Stored* m, size_t row, size_t columns, const float* v,
-                        size_t v_row, float* out, size_t out_row, bool accumulate) {
+OBN_INLINE void dot_few(size_t rows, const typename Type::Stored* m, size_t row, size_t columns,
+                        const Ahead<typename Type::Stored>& ahead, const float* v, size_t v_row, float* out,
+                        size_t out_row, bool accumulate) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return dot_tile<Type, kSamples, kRows>(m, row, columns, v, v_row, out, out_row, accumulate);
-    dot_few<Type, kSamples, kRows - 1>(rows, m, row, columns, v, v_row, out, out_row, accumulate);
+    if (rows == kRows)
+      return dot_tile<Type, kSamples, kRows>(m, row, columns, ahead, v, v_row, out, out_row, accumulate);
+    dot_few<Type, kSamples, kRows - 1>(rows, m, row, columns, ahead, v, v_row, out, out_row, accumulate);
   }
 }
 
 template <class Type, size_t kSamples>
 [[gnu::noinline]] static void dot_rows(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
-                                       const float* v, size_t v_row, float* out, size_t out_row, bool accumulate) {
+                                       bool is_far, const float* v, size_t v_row, float* out, size_t out_row,
+                                       bool accumulate) {
   constexpr size_t kMost = dot_rows_for(kSamples);
   for (size_t r = 0; r < rows;) {
     // Even groups: with up to 5 at a time, 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
     const size_t groups = (rows - r + kMost - 1) / kMost, at_once = (rows - r + groups - 1) / groups;
-    dot_few<Type, kSamples, kMost>(at_once, m + r * row, row, columns, v, v_row, out + r, out_row, accumulate);
+    const Ahead<typename Type::Stored> ahead = {is_far ? m + (groups > 1 ? r + at_once : r) * row : nullptr, columns};
+    dot_few<Type, kSamples, kMost>(at_once, m + r * row, row, columns, ahead, v, v_row, out + r, out_row, accumulate);
     r += at_once;
   }
 }
@@ -139,11 +163,20 @@ void dot_typed(const Matrix& m, const Part& part, const Floats& v, size_t n, flo
       const float* values = v.data + s * v.row;
       float* results = to + s * out_row;
       const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+      const bool is_far = m.is_far && s == 0;
       switch (at_once) {
-        case 1: dot_rows<Type, 1>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
-        case 2: dot_rows<Type, 2>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
-        case 3: dot_rows<Type, 3>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
-        default: dot_rows<Type, 4>(from, m.row, m.columns, rows, values, v.row, results, out_row, accumulate); break;
+        case 1:
+          dot_rows<Type, 1>(from, m.row, m.columns, rows, is_far, values, v.row, results, out_row, accumulate);
+          break;
+        case 2:
+          dot_rows<Type, 2>(from, m.row, m.columns, rows, is_far, values, v.row, results, out_row, accumulate);
+          break;
+        case 3:
+          dot_rows<Type, 3>(from, m.row, m.columns, rows, is_far, values, v.row, results, out_row, accumulate);
+          break;
+        default:
+          dot_rows<Type, 4>(from, m.row, m.columns, rows, is_far, values, v.row, results, out_row, accumulate);
+          break;
       }
       s += at_once;
     }
@@ -165,8 +198,9 @@ constexpr size_t combine_rows_for(size_t samples) {
 
 // u(s, r) lies at u[s·u_row + r]; `start` says that out is read first.
 template <class Type, size_t kSamples, size_t kRows>
-[[gnu::noinline]] static void combine_tile(const typename Type::Stored* m, size_t row, size_t columns, const float* u,
-                                           size_t u_row, float* out, size_t out_row, bool start) {
+[[gnu::noinline]] static void combine_tile(const typename Type::Stored* m, size_t row, size_t columns,
+                                           const Ahead<typename Type::Stored>& ahead, const float* u, size_t u_row,
+                                           float* out, size_t out_row, bool start) {
   F factor[kRows][kSamples];
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
@@ -175,6 +209,7 @@ template <class Type, size_t kSamples, size_t kRows>
   }
   size_t c = 0;
   for (; c + kLanes <= columns; c += kLanes) {
+    ahead.template fetch<kRows>(m, row, c);
     F total[kSamples];
 #pragma GCC unroll 8
     for (size_t s = 0; s < kSamples; ++s) total[s] = start ? load(out + s * out_row + c) : F{};
@@ -200,13 +235,39 @@ template <class Type, size_t kSamples, size_t kRows>
 
 template <class Type, size_t kSamples>
 OBN_INLINE void combine_samples(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
-                                const float* u, size_t u_row, float* out, size_t out_row, bool accumulate) {
+                                Ahead<typename Type::Stored> ahead, const float* u, size_t u_row, float* out,
+                                size_t out_row, bool accumulate) {
   constexpr size_t kRows = combine_rows_for(kSamples);
+  const auto* behind = ahead.next;  // all rows
   size_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    combine_tile<Type, kSamples, kRows>(m + r * row, row, columns, u + r, u_row, out, out_row, accumulate || r > 0);
+  for (; r + kRows <= rows; r += kRows) {
+    if (behind) ahead.next = r + 2 * kRows <= rows ? m + (r + kRows) * row : behind;
+    combine_tile<Type, kSamples, kRows>(m + r * row, row, columns, ahead, u + r, u_row, out, out_row,
+                                        accumulate || r > 0);
+  }
+  ahead.next = nullptr;
   for (; r < rows; ++r)
-    combine_tile<Type, kSamples, 1>(m + r * row, row, columns, u + r, u_row, out, out_row, accumulate || r > 0);
+    combine_tile<Type, kSamples, 1>(m + r * row, row, columns, ahead, u + r, u_row, out, out_row, accumulate || r > 0);
+}
+
+// All samples; only the first ones find their rows far away.
+template <class Type>
+OBN_INLINE void combine_columns(const typename Type::Stored* m, size_t row, size_t columns, size_t rows,
+                                Ahead<typename Type::Stored> ahead, const float* u, size_t u_row, size_t n, float* out,
+                                size_t out_row, bool accumulate) {
+  for (size_t s = 0; s < n;) {
+    const float* factors = u + s * u_row;
+    float* to = out + s * out_row;
+    const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+    switch (at_once) {
+      case 1: combine_samples<Type, 1>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
+      case 2: combine_samples<Type, 2>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
+      case 3: combine_samples<Type, 3>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
+      default: combine_samples<Type, 4>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
+    }
+    ahead.next = nullptr;
+    s += at_once;
+  }
 }
 
 // Few rows, many samples: the weights of a strip of columns stay in registers while the samples pass by.
@@ -282,26 +343,8 @@ void combine_typed(const Matrix& m, const Part& part, const Floats& u, size_t n,
   for (size_t c = 0; c < m.columns; c += block) {
     const size_t columns = m.columns - c < block ? m.columns - c : block;
     const Stored* from = static_cast<const Stored*>(m.data) + part.first * m.row + c;
-    for (size_t s = 0; s < n;) {
-      const float* factors = u.data + s * u.row + part.first;
-      float* to = out + s * out_row + c;
-      const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
-      switch (at_once) {
-        case 1:
-          combine_samples<Type, 1>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
-          break;
-        case 2:
-          combine_samples<Type, 2>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
-          break;
-        case 3:
-          combine_samples<Type, 3>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
-          break;
-        default:
-          combine_samples<Type, 4>(from, m.row, columns, part.rows, factors, u.row, to, out_row, accumulate);
-          break;
-      }
-      s += at_once;
-    }
+    combine_columns<Type>(from, m.row, columns, part.rows, {m.is_far ? from + columns : nullptr, columns},
+                          u.data + part.first, u.row, n, out + c, out_row, accumulate);
   }
 }
 
@@ -341,8 +384,8 @@ OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, c
 }
 
 // The same past the caches, in whole cache lines; what lies before the first and after the last goes the usual way.
-OBN_INLINE void outer_row_streamed(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
-                                   size_t columns, float* g) {
+[[gnu::noinline]] static void outer_streamed(const Floats& u, const float* u_at, const Floats& v, const float* v_at,
+                                             size_t n, size_t columns, float* g) {
   size_t before = floats_before_line(g);
   if (before > columns) before = columns;
   outer_row(u, u_at, v, v_at, n, before, g, false);
@@ -377,6 +420,63 @@ OBN_INLINE void outer_row_streamed(const Floats& u, const float* u_at, const Flo
     outer_row(u, u_at + r, v, v_at + c, n, columns - c, g + r * g_row + c, accumulate);
 }
 
+// Few rows, many samples: the sums of a strip of columns stay in registers while the samples pass by.
+template <size_t kRows>
+[[gnu::noinline]] static void outer_short(const Floats& u, const float* u_at, const Floats& v, size_t n, size_t columns,
+                                          float* g, size_t g_row, bool accumulate) {
+  size_t c = 0;
+  for (; c + 2 * kLanes <= columns; c += 2 * kLanes) {
+    F total[kRows][2] = {};
+    if (accumulate) {
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) {
+        total[r][0] = load(g + r * g_row + c);
+        total[r][1] = load(g + r * g_row + c + kLanes);
+      }
+    }
+    for (size_t s = 0; s < n; ++s) {
+      const F low = load(v.data + s * v.row + c), high = load(v.data + s * v.row + c + kLanes);
+#pragma GCC unroll 16
+      for (size_t r = 0; r < kRows; ++r) {
+        const F factor = splat(u_at[s * u.row + r]);
+        total[r][0] = fused(factor, low, total[r][0]);
+        total[r][1] = fused(factor, high, total[r][1]);
+      }
+    }
+#pragma GCC unroll 16
+    for (size_t r = 0; r < kRows; ++r) {
+      store(g + r * g_row + c, total[r][0]);
+      store(g + r * g_row + c + kLanes, total[r][1]);
+    }
+  }
+  for (; c < columns; c += kLanes) {
+    const size_t count = columns - c < kLanes ? columns - c : kLanes;
+    for (size_t r = 0; r < kRows; ++r) {
+      float* to = g + r * g_row + c;
+      F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
+      for (size_t s = 0; s < n; ++s) {
+        const float* from = v.data + s * v.row + c;
+        total = fused(splat(u_at[s * u.row + r]), count < kLanes ? load_first(from, count) : load(from), total);
+      }
+      if (count < kLanes) {
+        store_first(to, total, count);
+      } else {
+        store(to, total);
+      }
+    }
+  }
+}
+
+// outer_short<rows> for rows <= kRows.
+template <size_t kRows>
+OBN_INLINE void outer_few(size_t rows, const Floats& u, const float* u_at, const Floats& v, size_t n, size_t columns,
+                          float* g, size_t g_row, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return outer_short<kRows>(u, u_at, v, n, columns, g, g_row, accumulate);
+    outer_few<kRows - 1>(rows, u, u_at, v, n, columns, g, g_row, accumulate);
+  }
+}
+
 // A gradient that is not plain rows of float32 goes through a block.
 void outer_converted(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part,
                      const Gradient& g) {
@@ -402,10 +502,13 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
   const size_t end = part.first + part.rows;
   if (g.stream && !g.accumulate) {
     for (size_t r = part.first; r < end; ++r)
-      outer_row_streamed(u, u.data + r, v, v.data, n, columns, rows + r * g.row);
+      outer_streamed(u, u.data + r, v, v.data, n, columns, rows + r * g.row);
     fence();
     return;
   }
+  if (part.rows <= kShortSum && n >= kSamplesAtOnce)
+    return outer_few<kShortSum>(part.rows, u, u.data + part.first, v, n, columns, rows + part.first * g.row, g.row,
+                                g.accumulate);
   // As many columns at a time as keep v in the first-level cache.
   const size_t block = n >= 4 ? 1024 : 4096;
   for (size_t c = 0; c < columns; c += block) {
@@ -417,9 +520,40 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
   }
 }
 
+// ---- combine and outer in one walk ----
+
+// The first column from c on that begins a cache line of the row g, or the end.
+OBN_INLINE size_t line_at(const float* g, size_t c, size_t columns) {
+  const size_t at = c + floats_before_line(g + c);
+  return at < columns ? at : columns;
+}
+
+// A few rows at a time: first what they give to out in a block of columns, then their gradient there, cut where its
+// cache lines begin.
+void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
+           const Gradient& g) {
+  constexpr size_t kRows = 8, kBlock = 256;
+  for (size_t done = 0; done < part.rows; done += kRows) {
+    const size_t rows = part.rows - done < kRows ? part.rows - done : kRows, first = part.first + done;
+    const float* from = static_cast<const float*>(m.data) + first * m.row;
+    const float* next = !m.is_far ? nullptr : rows < part.rows - done ? from + rows * m.row : from;
+    for (size_t c = 0; c < m.columns; c += kBlock) {
+      const size_t end = m.columns - c < kBlock ? m.columns : c + kBlock;
+      combine_columns<Float32>(from + c, m.row, end - c, rows, {next, m.columns - c}, u.data + first, u.row, n, out + c,
+                               out_row, done > 0);
+      for (size_t r = first; r < first + rows; ++r) {
+        float* to = reinterpret_cast<float*>(g.data) + r * g.row;
+        const size_t begin = c == 0 ? 0 : line_at(to, c, m.columns);
+        outer_streamed(u, u.data + r, v, v.data + begin, n, line_at(to, end, m.columns) - begin, to + begin);
+      }
+    }
+  }
+  fence();
+}
+
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {dot, combine, outer, kShortSum};
+const Kernels kernels = {dot, combine, outer, sweep, kShortSum};
 
 }  // namespace obn::OBN_TARGET::fully_connected

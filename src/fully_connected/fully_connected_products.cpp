@@ -34,9 +34,9 @@ namespace {
 using activation::by_pieces;
 
 constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one piece: some 10 us
+constexpr size_t kFarWork = size_t{1} << 18;        // the same where the weights come from memory: fewer starts
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine
 constexpr size_t kPieceValues = size_t{1} << 16;    // values of one piece that only moves them
-constexpr size_t kStreamBytes = size_t{16} << 20;   // gradients above this are written past the caches
 constexpr size_t kFewRows = 16;                     // up to this many results per sample are dot products even
 constexpr size_t kLongRow = 256;                    // in large batches, if they are at least this long
 constexpr size_t kWideBand = 1024;                  // columns of a piece of long sums, at least
@@ -163,8 +163,13 @@ gemm::Product Multiply::engine_product() const {
   p.accumulate = accumulate && !to_;
   p.column_bias = !bias ? nullptr : bias_ ? bias_ : static_cast<const float*>(bias->values.data);
   p.activation = activation;
-  p.precision = precision();
+  p.precision = precision;
   return p;
+}
+
+bool Multiply::can_take_along(const Outer& other) const {
+  const bool is_float32 = m.values.type == BNNSDataTypeFloat32 && is_run(m);
+  return uses_kernels() && !sums_along_rows && parts() > 1 && is_float32 && other.is_streamed() && other.v.is_ready(n);
 }
 
 void Multiply::run() const {
@@ -176,7 +181,8 @@ void Multiply::run() const {
   const Array source = from_ ? array_of_floats(from_, from.columns) : from;
   const Array weights = m_ ? array_of_floats(m_, m.columns) : m;
 
-  const Matrix matrix = {weights.values.data, weights.row, weights.columns, weights.values.type};
+  const bool is_far = rows * weights.columns * bytes_of(weights.values.type) > choice.near_bytes;
+  const Matrix matrix = {weights.values.data, weights.row, weights.columns, weights.values.type, is_far};
   const Floats vectors = {static_cast<const float*>(source.values.data), source.row};
   if (!uses_kernels()) {
     gemm::run(engine_product(), threads_for(threads), work_);
@@ -209,7 +215,8 @@ void Multiply::run_dot(const Matrix& matrix, const Floats& v, float* out, size_t
   const size_t per_sample = rows * matrix.columns;
   const size_t samples = std::min(n, std::max<size_t>(8, kPieceWork / per_sample));
   const size_t per_row = matrix.columns * samples;
-  const size_t count = per_row >= kPieceWork ? 8 : std::min(rows, round_up(kPieceWork / per_row, 20));
+  const size_t work = matrix.is_far ? kFarWork : kPieceWork;
+  const size_t count = per_row >= work ? 8 : std::min(rows, round_up(work / per_row, 40));
   if (samples == n && count >= rows) return piece(0, rows, 0, n);
   const size_t row_pieces = (rows + count - 1) / count, sample_pieces = (n + samples - 1) / samples;
   parallel(row_pieces * sample_pieces, threads_for(threads), [&](size_t i) {
@@ -230,13 +237,17 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
     const size_t band = round_up(std::max(kPieceWork / (rows * n), narrowest), kBandUnit);
     by_pieces(columns, band, threads, [&](size_t first, size_t count) {
       const auto* data = static_cast<const std::byte*>(matrix.data) + first * bytes_of(matrix.type);
-      choice.kernels->combine({data, matrix.row, count, matrix.type}, {0, rows}, u, n, out + first, out_row, adds);
+      choice.kernels->combine({data, matrix.row, count, matrix.type, matrix.is_far}, {0, rows}, u, n, out + first,
+                              out_row, adds);
     });
   } else {
     const size_t all = parts();
     parallel(all, threads_for(threads), [&](size_t i) {
-      const size_t first = rows * i / all, end = rows * (i + 1) / all;
-      choice.kernels->combine(matrix, {first, end - first}, u, n, partial_ + i * n * columns, columns, false);
+      const size_t first = rows * i / all;
+      const Part part = {first, rows * (i + 1) / all - first};
+      float* sums = partial_ + i * n * columns;
+      if (!outer) return choice.kernels->combine(matrix, part, u, n, sums, columns, false);
+      choice.kernels->sweep(matrix, part, u, outer->column_factors(), n, sums, columns, outer->gradient());
     });
     // Partial sums are added in their order, column by column.
     const activation::Kernels& row_kernels = activation::targets.best();
@@ -256,7 +267,16 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
 
 // ---- dw = uᵀ · v ----
 
-bool Outer::uses_kernels() const { return n <= choice.few_samples; }
+bool Outer::has_few_rows() const { return rows <= choice.kernels->short_sum && to.columns >= kLongRow; }
+
+bool Outer::uses_kernels() const {
+  return n <= choice.few_samples || (choice.few_samples > 0 && has_few_rows() && to.is_ready(rows));
+}
+
+bool Outer::is_streamed() const {
+  return uses_kernels() && !accumulate && to.values.type == BNNSDataTypeFloat32 && is_run(to) &&
+         rows * to.columns * sizeof(float) > choice.near_bytes;
+}
 
 void Outer::place(Room* room) {
   if (uses_kernels()) {
@@ -279,7 +299,7 @@ gemm::Product Outer::engine_product() const {
   p.c = to_ ? to_ : static_cast<float*>(const_cast<void*>(to.values.data));
   p.c_row = to_ ? to.columns : to.row;
   p.accumulate = accumulate && !to_;
-  p.precision = precision();
+  p.precision = precision;
   return p;
 }
 
@@ -291,19 +311,38 @@ void Outer::run() const {
   }
   if (u_) load_rows(u, n, threads, u_);
   if (v_) load_rows(v, n, threads, v_);
-  const Floats rows_factor = {u_ ? u_ : static_cast<const float*>(u.values.data), u_ ? u.columns : u.row};
-  const Floats columns_factor = {v_ ? v_ : static_cast<const float*>(v.values.data), v_ ? v.columns : v.row};
+  const Gradient g = gradient();
   const size_t columns = to.columns;
-  const Gradient gradient = {static_cast<std::byte*>(const_cast<void*>(to.values.data)),
-                             to.row,
-                             columns == 1 ? 1 : to.column,
-                             to.values.type,
-                             accumulate,
-                             rows * columns * sizeof(float) > kStreamBytes};
+  if (has_few_rows() && to.is_ready(rows)) {  // pieces are bands of columns
+    const size_t band = round_up(std::max(kPieceWork / (rows * n), kLongRow), kBandUnit);
+    return by_pieces(columns, band, threads, [&](size_t first, size_t count) {
+      const Floats v_band = {column_factors().data + first, column_factors().row};
+      Gradient g_band = g;
+      g_band.data += first * sizeof(float);
+      choice.kernels->outer(row_factors(), v_band, n, count, {0, rows}, g_band);
+    });
+  }
   const size_t piece = round_up(rows_of(kPieceWork, columns * std::min<size_t>(n, 8)), 4);
   by_pieces(rows, piece, threads, [&](size_t first, size_t count) {
-    choice.kernels->outer(rows_factor, columns_factor, n, columns, {first, count}, gradient);
+    choice.kernels->outer(row_factors(), column_factors(), n, columns, {first, count}, g);
   });
+}
+
+Floats Outer::row_factors() const {
+  return {u_ ? u_ : static_cast<const float*>(u.values.data), u_ ? u.columns : u.row};
+}
+
+Floats Outer::column_factors() const {
+  return {v_ ? v_ : static_cast<const float*>(v.values.data), v_ ? v.columns : v.row};
+}
+
+Gradient Outer::gradient() const {
+  return {static_cast<std::byte*>(const_cast<void*>(to.values.data)),
+          to.row,
+          is_run(to) ? 1 : to.column,
+          to.values.type,
+          accumulate,
+          is_streamed()};
 }
 
 }  // namespace obn::fully_connected

@@ -3,7 +3,8 @@
 // What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values
 // the three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a
 // float32 copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling
-// thread, as u does. Letters as in fused.h.
+// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_narrow.h. Letters as in
+// fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "activation/activation_walk.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "fused/fused_narrow.h"
+#include "fused/fused_room.h"
 
 namespace obn::fused {
 
@@ -51,45 +54,6 @@ BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
   return descriptor;
 }
 
-// The parts of one call's workspace; with block NULL only their size is counted.
-class Room {
- public:
-  explicit Room(std::byte* block = nullptr) : block_(block) {}
-
-  std::byte* take(size_t bytes) {
-    std::byte* place = block_ ? block_ + used_ : nullptr;
-    if (used_ == SIZE_MAX || bytes > SIZE_MAX / 2 - used_) {
-      used_ = SIZE_MAX;
-    } else {
-      used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    }
-    return place;
-  }
-  template <class T>
-  T* take_many(size_t rows, size_t columns) {
-    size_t n;
-    const bool fits = !__builtin_mul_overflow(rows, columns, &n) && n <= SIZE_MAX / sizeof(T);
-    return reinterpret_cast<T*>(take(fits ? n * sizeof(T) : SIZE_MAX));
-  }
-  std::byte* values(const View& view, size_t batch) {
-    size_t bytes;
-    return take(__builtin_mul_overflow(view.count * bytes_of(view.type), batch, &bytes) ? SIZE_MAX : bytes);
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* block_;
-  size_t used_ = 0;
-};
-
-std::byte* workspace_for(const Room& counted) {
-  if (counted.used() == SIZE_MAX) {
-    fail("batch: expected a size whose workspace can be addressed; it overflows");
-    return nullptr;
-  }
-  return scratch() ? workspace(counted.used()) : nullptr;
-}
-
 // ---- with a normalization ----
 
 // body(sample, run, u), as the normalization calls it.
@@ -122,7 +86,7 @@ template <class First>
 class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
-      : Fused(kKind, options), first_(options, type), second_(options) {}
+      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options) {}
   ~Normalized() override { options().release(z_block_); }
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
@@ -130,13 +94,19 @@ class Normalized final : public Fused {
     const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
     if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
     block.i_desc = packed(block.i_desc);
-    return first_.prepare(blocks[0]) != 0 ? -1 : second_.prepare(types[1], block);
+    if (first_.prepare(blocks[0]) != 0 || second_.prepare(types[1], block) != 0) return -1;
+    is_narrow_ = first_.convolution() && narrow_.prepare(first_.convolution(), &second_);
+    return 0;
   }
   bool takes_many() const override { return First::kTakesMany; }
   int apply_fused(const ForwardArguments& arguments) override;
   int apply_fused_backward(const BackwardArguments& arguments) override;
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
   }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
@@ -155,6 +125,8 @@ class Normalized final : public Fused {
 
   First first_;
   normalization::Normalization second_;
+  NarrowNorm narrow_;
+  bool is_narrow_ = false;  // then narrow_ runs both layers
   std::byte* z_block_ = nullptr;
   size_t z_bytes_ = 0;
   std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
@@ -180,6 +152,7 @@ int Normalized<First>::reserve(size_t batch, const void* y) {
 
 template <class First>
 size_t Normalized<First>::kept_bytes(size_t batch) const {
+  if (is_narrow_) return narrow_.kept_bytes(batch);
   const size_t state = normalization::State::bytes_for(second_.plan, batch, !keeps_z());
   size_t z = 0;
   if (state == SIZE_MAX ||
@@ -206,6 +179,9 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   if (first_.check(a, &f) != 0 || second_.check_output(a.batch, a.y, a.y_stride, &y_step) != 0 ||
       first_.check_apart(a, f, {"output", &second_.output(), a.y, y_step, a.batch}) != 0)
     return -1;
+  if constexpr (First::kIsConvolution) {
+    if (is_narrow_) return narrow_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step, a.training);
+  }
   const Tensor to(second_.output(), a.y, y_step);
   const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
   size_t kept = 0;
@@ -308,6 +284,9 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
   if (check_places(b, first_is_wanted, a, g) != 0) return -1;
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
+  if constexpr (First::kIsConvolution) {
+    if (is_narrow_) return narrow_.apply_backward(b.g, g);
+  }
   const normalization::Plan& plan = second_.plan;
   Tensor copies[2];
   const bool is_copied = first_is_wanted && keeps_z() && first_.find_copies(b, copies) &&
@@ -358,6 +337,7 @@ void Normalized<First>::run_parts(const typename First::Backward& b, size_t batc
 template <class First>
 size_t Normalized<First>::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
+  if (is_narrow_) return narrow_.work_bytes(batch);
   const size_t first = first_.work_bytes(batch), second = second_.work_bytes(batch);
   if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
   Room room;
@@ -394,6 +374,10 @@ class Quantized final : public Fused {
   }
   int set_winograd(int on) override {
     return first_.convolution() ? first_.convolution()->set_winograd(on) : Fused::set_winograd(on);
+  }
+  int set_precision(int precision) override {
+    return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
+                                    : Fused::set_precision(precision);
   }
   size_t work_bytes(size_t batch) const override {
     if (batch == 0) return 0;

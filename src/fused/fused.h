@@ -54,6 +54,7 @@ class ConvolutionFirst {
  public:
   static constexpr size_t kParameters = 2;  // gradients of its own: weights, bias
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = true;
 
   ConvolutionFirst(const Options& options, BNNSFilterType type)
       : layer_(options, type == BNNSTransposedConvolution) {}
@@ -64,6 +65,7 @@ class ConvolutionFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return &layer_; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const;  // to be done at a time, so that z stays near
 
@@ -116,6 +118,7 @@ class FullyConnectedFirst {
  public:
   static constexpr size_t kParameters = 2;
   static constexpr bool kTakesMany = false;
+  static constexpr bool kIsConvolution = false;
 
   FullyConnectedFirst(const Options& options, BNNSFilterType) : layer_(options) {}
 
@@ -125,6 +128,7 @@ class FullyConnectedFirst {
   const View& output() const { return layer_.output(); }
   bool has_activation() const { return layer_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return &layer_; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
   size_t most_samples(size_t batch) const { return batch; }
 
@@ -167,6 +171,7 @@ class ArithmeticFirst {
  public:
   static constexpr size_t kParameters = 0;
   static constexpr bool kTakesMany = true;
+  static constexpr bool kIsConvolution = false;
 
   ArithmeticFirst(const Options& options, BNNSFilterType) : threads_(options.threads) {}
 
@@ -176,6 +181,7 @@ class ArithmeticFirst {
   const View& output() const { return plan_.output(); }
   bool has_activation() const { return plan_.has_activation(); }
   convolution::Convolution* convolution() { return nullptr; }
+  fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t) const { return plan_.work_bytes(); }
   size_t most_samples(size_t batch) const { return batch; }
 

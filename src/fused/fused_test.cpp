@@ -1,5 +1,5 @@
-// Fused layers: against their two layers called one after the other (to the bit), against float64 and its differences,
-// the recorded vectors, and the promises of the C interface.
+// Fused layers: against their two layers called one after the other (to the bit, or nearly where the pair is done as
+// one layer), against float64 and its differences, the recorded vectors, and the promises of the C interface.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -132,6 +132,14 @@ struct Setup {
     if (norm != BNNSLayerNorm) return size.back();
     return is_vector() ? (axis == 0 ? o : 1)
                        : axis == 0 ? size[0] * size[1] * size[2] : axis == 1 ? size[0] * size[1] : size[0];
+  }
+  // Done as one layer (fused_narrow.h): other sums than those of the two layers.
+  bool is_narrow() const {
+    const size_t taps = c * kernel * kernel;
+    return first == First::convolution && norm == BNNSBatchNorm && groups == 1 && c <= 4 &&
+           joint_type == BNNSDataTypeFloat32 && y_type == BNNSDataTypeFloat32 && y_gaps[0] == 0 &&
+           (activation == BNNSActivationFunctionIdentity || activation == BNNSActivationFunctionRectifiedLinear) &&
+           taps <= 32 && taps * taps <= 16 * o && out(h) * out(w) >= 64;
   }
   std::string text() const {
     char buffer[240];
@@ -396,13 +404,49 @@ void check_same(Pair& a, Pair& b, const char* what) {
   }
 }
 
+// The largest distance, by the largest value (or 1).
+double distance(const Array& got, const std::vector<double>& expected) {
+  double apart = 0.0, most = 1.0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    apart = std::max(apart, std::isnan(got.get(i)) ? 1e9 : std::fabs(got.get(i) - expected[i]));
+    most = std::max(most, std::fabs(expected[i]));
+  }
+  return apart / most;
+}
+
+// Nearly the same values, and the memory between them untouched. What is stored as half is rounded to it.
+void check_alike(Pair& a, Pair& b, const char* what) {
+  const auto first = a.results(), second = b.results();
+  for (size_t k = 0; k < first.size(); ++k) {
+    Array p = *first[k].second;
+    const Array& q = *second[k].second;
+    const bool is_half = p.descriptor.data_type != BNNSDataTypeFloat32;
+    // Nothing but rounding is in the bias gradient of the two layers.
+    const double apart = distance(p, q.numbers()), allowed = is_half ? 1e-2 : first[k].second == &a.db ? 2e-4 : 2e-5;
+    CHECK(apart <= allowed, "%s: %s is %g from %s", a.s.text().c_str(), first[k].first, apart, what);
+    for (size_t i = 0; i < p.count(); ++i) p.set(i, q.get(i));
+    CHECK(p.bytes == q.bytes, "%s: %s has changed between its values", a.s.text().c_str(), first[k].first);
+  }
+}
+
+// ReLU may be open in one and closed in the other where its input is nearly 0: gradients are not asked for there.
+void keep_from_kinks(Pair& a, Pair& b) {
+  for (size_t i = 0; i < a.y.count(); ++i) {
+    if (a.y.get(i) > 1e-4 || b.y.get(i) > 1e-4) continue;
+    a.dy.set(i, 0.0);
+    b.dy.set(i, 0.0);
+  }
+}
+
 void check_setup(const Setup& s, uint64_t seed) {
+  const auto check_same = s.is_narrow() ? check_alike : obn::fused::check_same;
   Pair pair(s, seed), separate(s, seed);
   if (!pair.make_fused()) return;
   separate.make_separate();
   if (!separate.first || !separate.second) return;
   CHECK(pair.apply() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   CHECK(separate.apply_separate() == 0, "%s: %s", s.text().c_str(), obn_last_error());
+  if (s.is_narrow() && s.activation == BNNSActivationFunctionRectifiedLinear) keep_from_kinks(pair, separate);
   CHECK(pair.apply_backward() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   CHECK(separate.apply_backward_separate() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   check_same(pair, separate, "the two layers");
@@ -473,9 +517,10 @@ struct Exact {
                 }
     return z;
   }
-  std::vector<double> output() const {
+  using Normalization = normalization::ref::Problem<double>;
+  Normalization norm() const {
     const std::vector<size_t> size = s.out_size();
-    normalization::ref::Problem<double> p = {};
+    Normalization p = {};
     p.kind = s.norm == BNNSBatchNorm      ? normalization::Kind::batch
              : s.norm == BNNSInstanceNorm ? normalization::Kind::instance
              : s.norm == BNNSLayerNorm    ? normalization::Kind::layer
@@ -494,10 +539,41 @@ struct Exact {
     p.activation.function = s.activation;
     p.activation.alpha = 0.25f;
     p.activation.beta = 1.0f;
+    return p;
+  }
+  std::vector<double> output() const {
+    const Normalization p = norm();
     const std::vector<double> z = first();
     std::vector<double> y(z.size()), xhat(z.size()), mean(p.group_count()), variance(p.group_count());
     normalization::ref::forward(p, z.data(), y.data(), xhat.data(), mean.data(), variance.data());
     return y;
+  }
+
+  // Of a convolution without strides and groups, by the formulas.
+  struct Gradients {
+    std::vector<double> y, dbeta, dgamma, dw, dx;
+  };
+  Gradients gradients() const {
+    const Normalization p = norm();
+    const std::vector<double> z = first();
+    std::vector<double> xhat(z.size()), mean(s.o), variance(s.o), u(z.size());
+    Gradients g = {std::vector<double>(z.size()), std::vector<double>(s.o), std::vector<double>(s.o),
+                   std::vector<double>(w.size()), std::vector<double>(x[0].size())};
+    normalization::ref::forward(p, z.data(), g.y.data(), xhat.data(), mean.data(), variance.data());
+    normalization::ref::backward(p, xhat.data(), variance.data(), g.y.data(), dy.data(), u.data(), g.dbeta.data(),
+                                 g.dgamma.data());
+    for (size_t i = 0; i < u.size(); ++i) {
+      const size_t q = i % p.w, row = i / p.w % p.h, o = i / (p.w * p.h) % s.o, n = i / (p.w * p.h * s.o);
+      for (size_t k = 0; k < s.c * s.kernel * s.kernel; ++k) {
+        const size_t c = k / (s.kernel * s.kernel), ky = k / s.kernel % s.kernel, kx = k % s.kernel;
+        const size_t at_y = row + ky - s.pad, at_x = q + kx - s.pad;
+        if (at_y >= s.h || at_x >= s.w) continue;
+        const size_t from = ((n * s.c + c) * s.h + at_y) * s.w + at_x, weight = o * s.c * s.kernel * s.kernel + k;
+        g.dw[weight] += u[i] * x[0][from];
+        g.dx[from] += u[i] * w[weight];
+      }
+    }
+    return g;
   }
   double loss() const {
     const std::vector<double> y = output();
@@ -623,6 +699,185 @@ TEST(fused_agrees_with_float64_and_its_differences) {
       }
     }
   }
+}
+
+// ---- pairs that are done as one layer ----
+
+namespace {
+
+// A convolution of few taps, batch norm and ReLU.
+Setup narrow_setup() {
+  Setup s;
+  s.n = 2;
+  s.c = 1;
+  s.o = 7;
+  s.h = 9;
+  s.w = 11;
+  return s;
+}
+
+// Both ways of a pair, and how far each result is from float64.
+struct Distances {
+  double y, dbeta, dgamma, dw, dx;
+
+  Distances(const Pair& pair, const Exact::Gradients& g)
+      : y(distance(pair.y, g.y)), dbeta(distance(pair.dbeta, g.dbeta)), dgamma(distance(pair.dgamma, g.dgamma)),
+        dw(distance(pair.dw, g.dw)), dx(distance(pair.dx[0], g.dx)) {}
+};
+
+// About as near to float64 as the two layers are, or nearer than `allowed`. `fill` changes the numbers.
+template <class Fill>
+void check_accuracy(const Setup& s, double allowed, const char* what, const Fill& fill) {
+  Pair pair(s, 11), separate(s, 11);
+  fill(pair);
+  fill(separate);
+  if (!pair.make_fused()) return;
+  separate.make_separate();
+  CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s: %s", what, obn_last_error());
+  CHECK(separate.apply_separate() == 0 && separate.apply_backward_separate() == 0, "%s: %s", what, obn_last_error());
+  const Exact::Gradients exact = Exact(pair).gradients();
+  const Distances here(pair, exact), there(separate, exact);
+  const struct {
+    const char* name;
+    double here, there;
+  } all[] = {{"output", here.y, there.y},
+             {"beta gradient", here.dbeta, there.dbeta},
+             {"gamma gradient", here.dgamma, there.dgamma},
+             {"weights gradient", here.dw, there.dw},
+             {"input gradient", here.dx, there.dx}};
+  for (const auto& array : all)
+    CHECK(array.here <= std::max(4.0 * array.there, allowed), "%s: %s is %g from float64, that of two layers %g", what,
+          array.name, array.here, array.there);
+}
+
+}  // namespace
+
+TEST(fused_narrow_agrees_with_float64_and_its_differences) {
+  for (BNNSActivationFunction activation : {BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear}) {
+    for (size_t c : {1, 2}) {
+      for (size_t stride : {1, 2}) {
+        Setup s = narrow_setup();
+        s.activation = activation;
+        s.c = c;
+        s.o = 7 * c * c * c;
+        s.stride = stride;
+        s.h = 8 * stride;
+        s.w = 8 * stride + 1;
+        if (c == 2) s.kernel = 2;
+        CHECK(s.is_narrow(), "%s", s.text().c_str());
+        Pair pair(s, 7);
+        if (!pair.make_fused()) continue;
+        CHECK(obn_filter_kept_bytes(pair.fused, s.n) < s.n * pair.y.sample() * sizeof(float), "keeps no z");
+        CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s: %s", s.text().c_str(), obn_last_error());
+        Exact exact(pair);
+        check_near(pair.y, exact.output(), 2e-6, "output", s);
+        check_near(pair.dx[0], exact.differences(&exact.x[0]), 1e-5, "input gradient", s);
+        check_near(pair.dw, exact.differences(&exact.w), 1e-5, "weights gradient", s);
+        check_near(pair.db, exact.differences(&exact.bias), 1e-5, "bias gradient", s);
+        check_near(pair.dbeta, exact.differences(&exact.beta), 1e-5, "beta gradient", s);
+        check_near(pair.dgamma, exact.differences(&exact.gamma), 1e-5, "gamma gradient", s);
+      }
+    }
+  }
+}
+
+// Numbers whose statistics cancel, where those of the taps must be good enough.
+TEST(fused_narrow_is_as_near_to_float64_as_the_two_layers) {
+  for (size_t pad : {0, 1}) {
+    Setup s = narrow_setup();
+    s.n = 5;
+    s.h = 20;
+    s.w = 19;
+    s.o = 12;
+    s.pad = pad;
+    s.activation = BNNSActivationFunctionIdentity;
+    check_accuracy(s, 2e-6, "random", [](Pair&) {});
+    check_accuracy(s, 2e-6, "a large mean", [](Pair& p) {
+      for (size_t i = 0; i < p.x[0].count(); ++i) p.x[0].set(i, 1000.0 + p.x[0].get(i));
+    });
+    check_accuracy(s, 2e-6, "one large value", [](Pair& p) { p.x[0].set(0, 1e6); });
+    check_accuracy(s, 2e-6, "smooth images and differences", [](Pair& p) {
+      for (size_t i = 0; i < p.x[0].count(); ++i)
+        p.x[0].set(i, std::sin(0.01 * static_cast<double>(i % 19) + 0.02 * static_cast<double>(i / 19)));
+      for (size_t i = 0; i < p.w.count(); ++i) p.w.set(i, static_cast<double>(i % 3) - 1.0);
+    });
+    check_accuracy(s, 2e-6, "weights of 0", [](Pair& p) {
+      for (size_t i = 0; i < p.w.count(); ++i) p.w.set(i, i < 18 ? 0.0 : p.w.get(i));
+    });
+    check_accuracy(s, 2e-6, "blank images", [](Pair& p) {
+      for (size_t i = 0; i < p.x[0].count(); ++i) p.x[0].set(i, 0.0);
+    });
+  }
+}
+
+// Without padding all taps of a constant image are the same number: y is β, exactly.
+TEST(fused_narrow_constant_images) {
+  for (double value : {0.0, 0.1, -1234.5}) {
+    Setup s = narrow_setup();
+    s.pad = 0;
+    s.h = s.w = 12;
+    s.activation = BNNSActivationFunctionIdentity;
+    Pair pair(s, 3);
+    for (size_t i = 0; i < pair.x[0].count(); ++i) pair.x[0].set(i, value);
+    if (!pair.make_fused()) continue;
+    CHECK(pair.apply() == 0, "%s", obn_last_error());
+    for (size_t i = 0; i < pair.y.count(); ++i)
+      CHECK(pair.y.get(i) == pair.beta.get(i / 100 % s.o), "%g: y at %zu is %g", value, i, pair.y.get(i));
+  }
+}
+
+TEST(fused_narrow_not_a_number_stays_one) {
+  Setup s = narrow_setup();
+  Pair pair(s, 3);
+  pair.x[0].set(50, std::nan(""));
+  if (!pair.make_fused()) return;
+  CHECK(pair.apply() == 0, "%s", obn_last_error());
+  for (size_t i = 0; i < pair.y.count(); ++i) CHECK(std::isnan(pair.y.get(i)), "y at %zu is %g", i, pair.y.get(i));
+}
+
+TEST(fused_narrow_any_number_of_threads_gives_the_same_bits) {
+  for (size_t c : {1, 3}) {
+    Setup s = narrow_setup();
+    s.n = 9;
+    s.c = c;
+    s.o = 48;
+    s.h = 37;
+    s.w = 41;
+    s.has_moving = true;
+    s.threads = 1;
+    CHECK(s.is_narrow(), "%s", s.text().c_str());
+    Pair one(s, 3);
+    if (!one.make_fused()) continue;
+    CHECK(one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
+    for (size_t threads : {size_t{2}, size_t{7}}) {
+      s.threads = threads;
+      const size_t before = obn_get_num_threads();
+      obn_set_num_threads(threads);
+      Pair many(s, 3);
+      if (!many.make_fused()) continue;
+      CHECK(many.apply() == 0 && many.apply_backward() == 0, "%s", obn_last_error());
+      obn_set_num_threads(before);
+      check_same(many, one, "one thread");
+    }
+  }
+}
+
+// The input may be gone or changed when dβ and dγ alone are asked for; an inference in between changes nothing.
+TEST(fused_narrow_keeps_what_its_gradients_need) {
+  const Setup s = narrow_setup();
+  Pair all(s, 5), part(s, 5);
+  if (!all.make_fused() || !part.make_fused()) return;
+  CHECK(all.apply() == 0 && all.apply_backward() == 0 && part.apply() == 0, "%s", obn_last_error());
+  const Array y = part.y;
+  for (size_t i = 0; i < part.x[0].count(); ++i) part.x[0].set(i, 3.0);
+  CHECK(part.apply(false) == 0, "%s", obn_last_error());
+  part.y = y;
+  BNNSNDArrayDescriptor dy = part.dy.with_data(), dbeta = part.dbeta.with_data(), dgamma = part.dgamma.with_data();
+  BNNSNDArrayDescriptor* parameters[] = {nullptr, nullptr, &dbeta, &dgamma};
+  CHECK(BNNSFusedFilterApplyBackwardBatch(part.fused, s.n, nullptr, 0, nullptr, 0, part.y.data(), 0, &dy, 0,
+                                          parameters) == 0,
+        "%s", obn_last_error());
+  CHECK(part.dbeta.bytes == all.dbeta.bytes && part.dgamma.bytes == all.dgamma.bytes, "other bits");
 }
 
 TEST(fused_equals_the_two_layers) {
@@ -777,6 +1032,7 @@ TEST(fused_gradients_are_had_one_by_one_and_again) {
       s.n = 4;
       if (first == First::arithmetic) s.function = BNNSArithmeticSquare;
       if (first == First::arithmetic) s.c = 4;
+      if (first == First::convolution && norm == BNNSBatchNorm) s = narrow_setup();
       Pair all(s, 5);
       if (!all.make_fused()) continue;
       CHECK(all.apply() == 0 && all.apply_backward() == 0, "%s", obn_last_error());
@@ -1173,9 +1429,10 @@ void count_free(void* block) {
 }  // namespace
 
 TEST(fused_memory_comes_from_the_caller_and_goes_back) {
-  for (First first : kFirsts) {
-    Setup s;
-    s.first = first;
+  std::vector<Setup> setups(std::size(kFirsts));
+  for (size_t k = 0; k < setups.size(); ++k) setups[k].first = kFirsts[k];
+  setups.push_back(narrow_setup());
+  for (const Setup& s : setups) {
     Pair pair(s, 6);
     pair.options.alloc_memory = count_alloc;
     pair.options.free_memory = count_free;

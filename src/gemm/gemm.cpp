@@ -91,25 +91,24 @@ bool can_be_plain(const Product& p) {
   return (a_span + b_span) * sizeof(float) <= kMostBytes;
 }
 
-// The cheapest way, counted in vector multiply-adds. The other constants are measured: what it costs to pack or turn a
-// value, and to bring a dot product from lanes to one number.
+// The cheapest way for float32 operands, counted in vector multiply-adds. The other constants are measured: what it
+// costs to pack or turn a value, and to bring a dot product from lanes to one number.
 Way way_of(const Product& p, const Kernels& kernels) {
   constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
   constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
   if (p.k == 0) return Way::plain;
-  if (!is_float32(p)) return Way::packed;
-  const size_t lanes = kernels.tile_columns / 2;
+  const size_t lanes = kernels.floats.tile_columns / 2;
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
   const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
   if (p.a.column == 1 && p.b.row == 1) {
-    const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.tile_columns) ? n : m + n);
+    const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.floats.tile_columns) ? n : m + n);
     return sums < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::few_rows;
   const Way way = can_be_plain(p) ? Way::plain : p.m <= kFewRows ? Way::few_rows : Way::packed;
-  const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.tile_columns);
+  const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.floats.tile_columns);
   const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
   return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
@@ -127,27 +126,32 @@ struct Cut {
   }
 };
 
+Steps steps_of(const Product& p, const Packing& packing) {
+  return {p.k, packing.word_values, packing.step_unit};
+}
+
 size_t tickets_wanted(const Product& p, size_t threads) {
   const size_t work = p.m * p.n * p.k;
   if (threads == 1 || work < kAlone) return 1;
   return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), kMostPerThread * threads);
 }
 
-Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
+Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
   const size_t wanted = tickets_wanted(p, threads);
   Cut cut = {p.m, p.n, 1, 1};
   if (way == Way::packed) {
     // A block of packed a leaves the second-level cache some room for b and c.
-    const size_t depth = even_part(p.k, kDepth);
-    const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, kernels.tile_rows);
+    const size_t depth = steps_of(p, packing).depth;
+    const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, packing.tile_rows);
     cut.rows = even_part(p.m, std::min<size_t>(most, 1024));
     if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, kFewestRows));
+    cut.rows = std::min(round_up(cut.rows, packing.row_unit), p.m);
   } else if (p.m >= p.n || way == Way::turned) {
     cut.rows = divide_up(p.m, wanted);
   }
   cut.down = divide_up(p.m, cut.rows);
   if (cut.down < wanted)
-    cut.columns = std::min(p.n, round_up(divide_up(p.n, divide_up(wanted, cut.down)), kernels.tile_columns));
+    cut.columns = std::min(p.n, round_up(divide_up(p.n, divide_up(wanted, cut.down)), packing.tile_columns));
   cut.across = divide_up(p.n, cut.columns);
   return cut;
 }
@@ -157,113 +161,228 @@ Cut cut_of(const Product& p, Way way, const Kernels& kernels, size_t threads) {
 // What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
 // there are several down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
+constexpr size_t kFewestShared = size_t{1} << 14;  // words that all would pack else: below, waiting costs more
 constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
-bool can_share(size_t values) { return values <= kMostShared / sizeof(float); }
-size_t shared_a_block(size_t rows, size_t k) { return round_up(rows * k, kLine); }
-size_t shared_a_values(const Product& p, const Cut& cut) {  // the last block may be lower
-  const size_t full = cut.down - 1;
-  return full * shared_a_block(cut.rows, p.k) + shared_a_block(p.m - full * cut.rows, p.k);
-}
-size_t shared_b_values(const Product& p, size_t tile_columns) { return round_up(p.n, tile_columns) * p.k; }
+bool can_share(size_t words) { return words <= kMostShared / sizeof(float); }
+size_t words_of(size_t lines, const Product& p, size_t word_values) { return lines * divide_up(p.k, word_values); }
 
 struct Shared {
   float* a = nullptr;  // NULL: not shared
   float* b = nullptr;
 };
 
-void pack_part_of_a(const Product& p, const Cut& cut, const Kernels& kernels, size_t piece, float* to) {
-  const size_t depth = even_part(p.k, kDepth), cuts = divide_up(p.k, depth);
-  const size_t part = piece % kPackParts, first = piece / kPackParts % cuts * depth, down = piece / kPackParts / cuts;
-  const Block block = cut.block(p, down * cut.across);
-  kernels.pack_a(p.a, block.row, block.rows, first, std::min(depth, p.k - first), part, kPackParts,
-                 to + down * shared_a_block(cut.rows, p.k) + first * block.rows);
+// The packed way of one product.
+struct PackedRun {
+  const Product& p;
+  const Packing& packing;
+  Cut cut;
+  Steps steps;
+  size_t threads;
+
+  size_t a_block(size_t rows) const { return round_up(round_up(rows, packing.row_unit) * steps.all, kLine); }
+  size_t all_of_a() const {  // the last block may be lower
+    const size_t full = cut.down - 1;
+    return full * a_block(cut.rows) + a_block(p.m - full * cut.rows);
+  }
+  Shared shared(float* work) const {
+    const bool is_float = packing.word_values == 1;
+    const bool packs_a = !is_float || !is_a_in_place(p, p.n, packing.tile_columns);
+    const bool packs_b = !is_float || !is_b_in_place(p);
+    const size_t words_of_a = words_of(p.m, p, packing.word_values);
+    const bool a_pays = cut.across * words_of_a >= kFewestShared;
+    Shared found;
+    if (work && cut.across > 1 && packs_a && a_pays && can_share(words_of_a)) found.a = work;
+    if (work && cut.down > 1 && packs_b && can_share(words_of(p.n, p, packing.word_values)))
+      found.b = found.a ? work + all_of_a() : work;
+    return found;
+  }
+
+  void pack_part_of_a(size_t piece, float* to) const {
+    const size_t cuts = divide_up(steps.all, steps.depth), part = piece % kPackParts;
+    const size_t first = piece / kPackParts % cuts * steps.depth, down = piece / kPackParts / cuts;
+    const Block block = cut.block(p, down * cut.across);
+    packing.pack_a(p, block.row, block.rows, first, std::min(steps.depth, steps.all - first), part, kPackParts,
+                   to + down * a_block(cut.rows) + first * round_up(block.rows, packing.row_unit));
+  }
+  void pack_tile_of_b(size_t tile, float* to) const {
+    const size_t width = packing.tile_columns, whole = round_up(p.n, width), column = tile * width;
+    for (size_t first = 0; first < steps.all; first += steps.depth) {
+      const size_t depth = std::min(steps.depth, steps.all - first);
+      packing.pack_b(p, column, std::min(width, p.n - column), first, depth, to + first * whole + column * depth);
+    }
+  }
+  void pack(const Shared& to) const {
+    const size_t of_a = to.a ? cut.down * divide_up(steps.all, steps.depth) * kPackParts : 0;
+    const size_t of_b = to.b ? divide_up(p.n, packing.tile_columns) : 0;
+    parallel(of_a + of_b, threads, [&](size_t piece) {
+      if (piece < of_a) {
+        pack_part_of_a(piece, to.a);
+      } else {
+        pack_tile_of_b(piece - of_a, to.b);
+      }
+    });
+  }
+
+  void run(float* work) const {
+    const Shared packed = shared(work);
+    pack(packed);
+    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+      const float* a = packed.a ? packed.a + ticket / cut.across * a_block(cut.rows) : nullptr;
+      packing.packed(p, cut.block(p, ticket), a, packed.b, reinterpret_cast<float*>(scratch()));
+    });
+  }
+};
+
+// ---- operands that are not float32 ----
+
+// The packed way converts them as it packs. The others need float32, so every ticket converts what it reads: of the
+// operand with fewer lines (rows of a, columns of b) all, of the other one a piece after the other, which stays in the
+// cache. few_rows() reads any b; and a small a is converted for the packed way too, which then reads it in place.
+struct Choice {
+  Way way;
+  bool widens = false;    // operands to float32, in scratch
+  bool as_pairs = false;  // the packed way, over pairs of bfloat16
+};
+
+// Values converted whole, and those of a piece; b may be copied once more to be turned.
+constexpr size_t kMostWidened = kScratchBytes / 4 / sizeof(float);
+constexpr size_t kPieceOfOperand = size_t{1} << 15;
+constexpr size_t kFewestLines = 20;  // of a piece: whole tiles of dot products
+
+bool widens_by_rows(const Product& p) { return p.m >= p.n || (p.activation && !p.activation->is_elementwise()); }
+
+bool can_widen(const Product& p, Way way) {
+  constexpr size_t kSmall = size_t{1} << 14;
+  if (way == Way::packed) return p.m * p.k <= kSmall;
+  if (way == Way::few_rows) return p.m * p.k <= kMostWidened;
+  return (widens_by_rows(p) ? p.n : p.m) * p.k <= kMostWidened && kFewestLines * p.k <= kMostWidened;
 }
 
-void pack_tile_of_b(const Product& p, const Kernels& kernels, size_t tile, float* to) {
-  const size_t depth = even_part(p.k, kDepth), width = kernels.tile_columns, whole = round_up(p.n, width);
-  const size_t column = tile * width;
-  for (size_t first = 0; first < p.k; first += depth) {
-    const size_t steps = std::min(depth, p.k - first);
-    kernels.pack_b(p.b, column, std::min(width, p.n - column), first, steps, to + first * whole + column * steps);
+Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs) {
+  const size_t few_rows = is_float32(p) ? 48 : 8, few_columns = is_float32(p) ? 48 : 16;  // to pay for packing pairs
+  Product floats = p;
+  floats.a.type = floats.b.type = BNNSDataTypeFloat32;
+  const Way way = way_of(floats, kernels);
+  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
+  if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
+    return {.way = Way::packed, .as_pairs = true};
+  if (is_float32(p)) return {.way = way};
+  if (can_widen(p, way) && !(may_pair && way == Way::packed)) return {.way = way, .widens = true};
+  return {.way = Way::packed, .as_pairs = may_pair};
+}
+
+// The product of one block alone, with one operand or both as float32: converted to `to` where they are not, which
+// moves behind them.
+struct Widen {
+  bool a, b;
+};
+Product widened(const Product& p, Widen which, const Block& block, const Kernels& kernels, float** to) {
+  const auto part = [&](const Operand& o, bool widens, size_t i, size_t rows, size_t j, size_t columns) -> Operand {
+    const auto* from = static_cast<const std::byte*>(o.data) + (i * o.row + j * o.column) * bytes_of(o.type);
+    if (o.type == BNNSDataTypeFloat32 || !widens) return {from, o.row, o.column, o.type};
+    float* copy = *to;
+    *to += round_up(rows * columns, kLine);
+    if (o.row == 1 && o.column != 1) {  // runs stay runs
+      kernels.widen({from, o.column, o.row, o.type}, columns, rows, copy);
+      return {copy, 1, rows};
+    }
+    kernels.widen({from, o.row, o.column, o.type}, rows, columns, copy);
+    return {copy, columns, 1};
+  };
+  Product q = p;
+  q.m = block.rows;
+  q.n = block.columns;
+  q.a = part(p.a, which.a, block.row, block.rows, 0, p.k);
+  q.b = part(p.b, which.b, 0, p.k, block.column, block.columns);
+  q.c = p.c + block.row * p.c_row + block.column;
+  q.row_bias = p.row_bias ? p.row_bias + block.row : nullptr;
+  q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  return q;
+}
+
+// ---- the whole product ----
+
+// A block of c from operands that nobody has packed.
+void run_block(const Kernels& kernels, Way way, const Product& p, const Block& block, float* work) {
+  switch (way) {
+    case Way::plain: return kernels.plain(p, block);
+    case Way::dots: return kernels.dots(p, block);
+    case Way::turned: return kernels.turned(p, block, work);
+    case Way::few_rows: return kernels.few_rows(p, block, work);
+    case Way::packed: return kernels.floats.packed(p, block, nullptr, nullptr, work);
   }
 }
 
-void pack_shared(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, const Shared& to) {
-  const size_t of_a = to.a ? cut.down * divide_up(p.k, even_part(p.k, kDepth)) * kPackParts : 0;
-  const size_t of_b = to.b ? divide_up(p.n, kernels.tile_columns) : 0;
-  parallel(of_a + of_b, threads, [&](size_t piece) {
-    if (piece < of_a) {
-      pack_part_of_a(p, cut, kernels, piece, to.a);
-    } else {
-      pack_tile_of_b(p, kernels, piece - of_a, to.b);
-    }
-  });
+void run_widened(const Kernels& kernels, Way way, const Product& p, const Block& block, float* work) {
+  if (way == Way::packed || way == Way::few_rows) {
+    const Product q = widened(p, {true, false}, block, kernels, &work);
+    return run_block(kernels, way, q, {0, q.m, 0, q.n}, work);
+  }
+  const bool by_rows = widens_by_rows(p);
+  const Product q = widened(p, {!by_rows, by_rows}, block, kernels, &work);
+  const size_t values = way == Way::turned ? 2 * kPieceOfOperand : kPieceOfOperand;  // b is turned for every piece
+  const size_t lines = by_rows ? q.m : q.n, step = round_up(std::max<size_t>(values / p.k, 1), kFewestLines);
+  for (size_t i = 0; i < lines; i += step) {
+    const size_t count = std::min(step, lines - i);
+    float* piece = work;
+    const Product r = widened(q, {true, true}, by_rows ? Block{i, count, 0, q.n} : Block{0, q.m, i, count}, kernels,
+                              &piece);
+    run_block(kernels, way, r, {0, r.m, 0, r.n}, piece);
+  }
 }
 
-void run_packed(const Product& p, const Cut& cut, const Kernels& kernels, size_t threads, float* work) {
-  Shared shared;
-  if (work && cut.across > 1 && !is_a_in_place(p, p.n, kernels.tile_columns) && can_share(p.m * p.k)) shared.a = work;
-  if (work && cut.down > 1 && !is_b_in_place(p) && can_share(p.n * p.k))
-    shared.b = shared.a ? work + shared_a_values(p, cut) : work;
-  pack_shared(p, cut, kernels, threads, shared);
-  parallel(cut.down * cut.across, threads, [&](size_t ticket) {
-    const float* a = shared.a ? shared.a + ticket / cut.across * shared_a_block(cut.rows, p.k) : nullptr;
-    kernels.packed(p, cut.block(p, ticket), a, shared.b, reinterpret_cast<float*>(scratch()));
-  });
-}
-
-void run_simplified(const Kernels& kernels, Product p, size_t threads, std::byte* work) {
-  const Way way = way_of(p, kernels);
-  const Cut cut = cut_of(p, way, kernels, threads);
+void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, size_t threads, std::byte* work) {
+  const Choice choice = choice_of(p, kernels, pairs);
+  const Packing& packing = choice.as_pairs ? *pairs : kernels.floats;
+  const Cut cut = cut_of(p, choice.way, packing, threads);
   // A softmax wants whole rows.
   const activation::Fused* last = nullptr;
   if (p.activation && cut.across > 1 && !p.activation->is_elementwise()) std::swap(last, p.activation);
-  const size_t tickets = cut.down * cut.across;
-  switch (way) {
-    case Way::packed:
-      run_packed(p, cut, kernels, threads, reinterpret_cast<float*>(work));
-      break;
-    case Way::plain:
-      parallel(tickets, threads, [&](size_t ticket) { kernels.plain(p, cut.block(p, ticket)); });
-      break;
-    case Way::dots:
-      parallel(tickets, threads, [&](size_t ticket) { kernels.dots(p, cut.block(p, ticket)); });
-      break;
-    case Way::turned:
-      parallel(tickets, threads, [&](size_t ticket) {
-        kernels.turned(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
-      });
-      break;
-    case Way::few_rows:
-      parallel(tickets, threads, [&](size_t ticket) {
-        kernels.few_rows(p, cut.block(p, ticket), reinterpret_cast<float*>(scratch()));
-      });
-      break;
+  if (choice.way == Way::packed && !choice.widens) {
+    PackedRun{p, packing, cut, steps_of(p, packing), threads}.run(reinterpret_cast<float*>(work));
+  } else {
+    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+      const Block block = cut.block(p, ticket);
+      float* own = reinterpret_cast<float*>(scratch());
+      (choice.widens ? run_widened : run_block)(kernels, choice.way, p, block, own);
+    });
   }
   if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
 }
 
-}  // namespace
-
-size_t work_bytes(const Product& product) {
+// The most that any cut shares.
+size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
   constexpr size_t kNarrowestTile = 8, kWidestTile = 32;
   constexpr size_t kLowestBlock = 32;  // rows: below half of what the smallest second-level cache holds
-  const Product p = simplified(product);
-  size_t values = 0;
-  if (p.n > kNarrowestTile && can_share(p.m * p.k))  // narrower products are not cut across
-    values += p.m * p.k + divide_up(p.m, kLowestBlock) * kLine;
-  if (p.m > kLowestBlock && !is_b_in_place(p) && can_share(p.n * p.k)) values += shared_b_values(p, kWidestTile);
-  return values * sizeof(float);
+  constexpr size_t kUnit = 32;         // the largest of rows and steps
+  const bool is_float = word_values == 1;
+  const size_t steps = Steps(p.k, word_values, is_float ? 1 : kUnit).all, rows = is_float ? p.m : round_up(p.m, kUnit);
+  size_t words = 0;
+  if (p.n > kNarrowestTile && can_share(words_of(p.m, p, word_values)))  // narrower products are not cut across
+    words += rows * steps + divide_up(p.m, kLowestBlock) * kLine;
+  if (p.m > kLowestBlock && packs_b && can_share(words_of(p.n, p, word_values)))
+    words += round_up(p.n, kWidestTile) * steps;
+  return words;
 }
 
-void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work) {
-  run_simplified(kernels, simplified(product), threads, work);
+}  // namespace
+
+// Enough for any precision: the setting may change between counting and running.
+size_t work_bytes(const Product& product) {
+  Product p = simplified(product);
+  const size_t floats = shared_words(p, 1, !is_b_in_place(p));
+  if (best_pairs()) p.precision = Precision::medium;
+  return std::max(floats, can_be_pairs(p) ? shared_words(p, 2, true) : 0) * sizeof(float);
+}
+
+void run_on(const Kernels& kernels, const Packing* pairs, const Product& product, size_t threads, std::byte* work) {
+  run_simplified(kernels, pairs, simplified(product), threads, work);
 }
 
 void run(const Product& product, size_t threads, std::byte* work) {
-  run_on(targets.best(), product, threads, work);
+  run_on(targets.best(), can_be_pairs(product) ? best_pairs() : nullptr, product, threads, work);
 }
 
 // ---- batches ----

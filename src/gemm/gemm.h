@@ -36,7 +36,7 @@ struct Product {
   Precision precision = Precision::highest;
 };
 
-// Bytes that run() needs in `work`, shared by all threads of the call.
+// Bytes that run() needs in `work`, shared by all threads of the call. They do not depend on the precision.
 size_t work_bytes(const Product& product);
 
 // c must not overlap a or b. `work` is aligned to kAlignment. Uses the scratch of every thread that takes part.

@@ -1,6 +1,7 @@
 // The loops of the matrix engine, once per instruction set. Letters as in gemm.h; p counts steps of k.
 #include "gemm/gemm_kernels.h"
 
+#include "gemm/gemm_blocks.h"
 #include "simd/convert.h"
 #include "simd/tile.h"
 
@@ -45,17 +46,12 @@ const MultiplyTile multiply_tile[kTileRows + 1] = {
 namespace gemm {
 namespace {
 
-using obn::gemm::Block;
 using obn::gemm::even_part;
 using obn::gemm::is_a_in_place;
 using obn::gemm::is_b_in_place;
 using obn::gemm::kDepth;
 using obn::gemm::kDotDepth;
 using obn::gemm::kRowStrip;
-using obn::gemm::Operand;
-using obn::gemm::Product;
-
-OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 const float* floats(const Operand& o, size_t i, size_t j) {
   return static_cast<const float*>(o.data) + i * o.row + j * o.column;
@@ -77,7 +73,12 @@ struct Half {
   OBN_INLINE F whole(const uint16_t* p) { return kBrain ? load_bfloat16(p) : load_float16(p); }
   OBN_INLINE F some(const uint16_t* p, size_t n) {
     uint16_t lanes[kLanes] = {};
+#if defined(__AVX512BW__)
+    const __m256i values = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+    std::memcpy(lanes, &values, sizeof lanes);
+#else
     for (size_t i = 0; i < n; ++i) lanes[i] = p[i];
+#endif
     return whole(lanes);
   }
 };
@@ -183,17 +184,9 @@ void pack(const Source& s, size_t lines, size_t width, size_t depth, float* to) 
   pack_as<Half<false>>(s, lines, width, depth, to);
 }
 
-// Row panels of a block, as even as they come (30 rows of 14: 3 x 10); the first ones may have one row more.
-struct Panels {
-  size_t count, rows, longer;
-
-  explicit Panels(size_t all) : count(row_panels(all)), rows(all / count), longer(all % count) {}
-  size_t rows_of(size_t panel) const { return rows + (panel < longer ? 1 : 0); }
-  size_t row_of(size_t panel) const { return panel * rows + least(panel, longer); }
-};
-
-void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
+void pack_a(const Product& product, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
             float* to) {
+  const Operand& a = product.a;
   const Panels panels(rows);
   const size_t end = panels.count * (part + 1) / parts;
   for (size_t r = panels.count * part / parts; r < end; ++r) {
@@ -202,32 +195,19 @@ void pack_a(const Operand& a, size_t row, size_t rows, size_t first, size_t dept
   }
 }
 
-void pack_b(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to) {
+void pack_b(const Product& product, size_t column, size_t columns, size_t first, size_t depth, float* to) {
+  const Operand& b = product.b;
   pack({b, first * b.row + column * b.column, b.column, b.row}, columns, kTileColumns, depth, to);
 }
 
-// ---- the end of a sum ----
-
-// What a tile at (row, column) of c is to do besides multiplying. Biases go with the first cut of k.
-void begin(const Product& p, size_t row, size_t column, size_t columns, bool first, Tile* t) {
-  t->c = p.c + row * p.c_row + column;
-  t->c_row = p.c_row;
-  t->columns = columns;
-  t->accumulate = p.accumulate || !first;
-  t->alpha = p.alpha;
-  t->row_bias = first && p.row_bias ? p.row_bias + row : nullptr;
-  t->column_bias = first && p.column_bias ? p.column_bias + column : nullptr;
-}
-
-void activate(const Product& p, size_t row, size_t rows, size_t column, size_t columns) {
-  if (!p.activation) return;
-  for (size_t i = row; i < row + rows; ++i) p.activation->forward(p.c + i * p.c_row + column, columns);
-}
-
-// Columns after which an activation comes: while they are in the cache, unless it wants whole rows.
-size_t columns_at_once(const Product& p, const Block& block) {
-  constexpr size_t kGroup = 8 * kTileColumns;
-  return p.activation && p.activation->is_elementwise() ? kGroup : block.columns;
+void widen(const Operand& o, size_t rows, size_t columns, float* to) {
+  const auto* from = static_cast<const unsigned char*>(o.data);
+  const size_t bytes = o.type == BNNSDataTypeFloat32 ? 4 : 2;
+  if (o.column == 1 && o.row == columns) {
+    columns *= rows;
+    rows = 1;
+  }
+  for (size_t i = 0; i < rows; ++i) load_row(o.type, from + i * o.row * bytes, o.column, columns, to + i * columns);
 }
 
 // ---- packed ----
@@ -288,7 +268,7 @@ void multiply_strip(const Strip& s) {
   const float* b = b_in_place ? floats(p.b, s.first, s.column) : nullptr;
   Tile t;
   t.k = s.depth;
-  if (!s.b && !b_in_place) pack_b(p.b, s.column, s.columns, s.first, s.depth, s.copy);
+  if (!s.b && !b_in_place) pack_b(p, s.column, s.columns, s.first, s.depth, s.copy);
   for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
     const size_t rows = panels.rows_of(r);
     begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
@@ -313,12 +293,12 @@ void multiply_strip(const Strip& s) {
 
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
   const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
-  const size_t end = block.column + block.columns, group = columns_at_once(p, block);
+  const size_t end = block.column + block.columns, group = columns_at_once(p, block, kTileColumns);
   float* copy = work;
   float* own_a = packed_a || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : work + depth * kTileColumns;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
-    if (own_a) pack_a(p.a, block.row, block.rows, first, steps, 0, 1, own_a);
+    if (own_a) pack_a(p, block.row, block.rows, first, steps, 0, 1, own_a);
     const float* a = packed_a ? packed_a + first * block.rows : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
@@ -504,8 +484,8 @@ constexpr size_t kRowRegisters = 8;  // of 16
 #endif
 
 // sum (kRows, n) += a (kRows, kSteps) · b (kSteps, n), in the order of k; rows of sum lie kRowStrip apart.
-template <size_t kRows, size_t kSteps>
-void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n, float* sum) {
+template <class Type, size_t kRows, size_t kSteps>
+void add_rows(const float (*a)[kSteps], const typename Type::Value* b, size_t b_step, size_t n, float* sum) {
   F x[kRows][kSteps];
   for (size_t i = 0; i < kRows; ++i)
     for (size_t q = 0; q < kSteps; ++q) x[i][q] = splat(a[i][q]);
@@ -513,7 +493,7 @@ void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n,
     F s[kRows];
     for (size_t i = 0; i < kRows; ++i) s[i] = load(sum + i * kRowStrip + j);  // its rows are whole vectors
     for (size_t q = 0; q < kSteps; ++q) {
-      const F w = up_to<Float32>(b + q * b_step + j, n - j);
+      const F w = up_to<Type>(b + q * b_step + j, n - j);
       for (size_t i = 0; i < kRows; ++i) s[i] += x[i][q] * w;
     }
     for (size_t i = 0; i < kRows; ++i) store(sum + i * kRowStrip + j, s[i]);
@@ -521,38 +501,44 @@ void add_rows(const float (*a)[kSteps], const float* b, size_t b_step, size_t n,
 }
 
 // The sums of kRows rows from `row` on and of columns [from, from + n), from 0 on.
-template <size_t kRows>
+template <class Type, size_t kRows>
 void sum_rows(const Product& p, size_t row, size_t from, size_t n, float* sum) {
   constexpr size_t kSteps = (kRows <= 2 ? 8 : kRowRegisters) / kRows;  // more rows of b at once are slower to stream
   for (size_t i = 0; i < kRows; ++i)
     for (size_t j = 0; j < kRowStrip; ++j) sum[i * kRowStrip + j] = 0.0f;
   const float* a = floats(p.a, row, 0);
+  const auto* b = static_cast<const typename Type::Value*>(p.b.data) + from;
   size_t q = 0;
   for (; q + kSteps <= p.k; q += kSteps) {
     float x[kRows][kSteps];
     for (size_t i = 0; i < kRows; ++i)
       for (size_t s = 0; s < kSteps; ++s) x[i][s] = a[i * p.a.row + (q + s) * p.a.column];
-    add_rows<kRows, kSteps>(x, floats(p.b, q, from), p.b.row, n, sum);
+    add_rows<Type, kRows, kSteps>(x, b + q * p.b.row, p.b.row, n, sum);
   }
   for (; q < p.k; ++q) {
     float x[kRows][1];
     for (size_t i = 0; i < kRows; ++i) x[i][0] = a[i * p.a.row + q * p.a.column];
-    add_rows<kRows, 1>(x, floats(p.b, q, from), p.b.row, n, sum);
+    add_rows<Type, kRows, 1>(x, b + q * p.b.row, p.b.row, n, sum);
   }
 }
 
+template <class Type>
 void sum_rows(const Product& p, size_t row, size_t rows, size_t from, size_t n, float* sum) {
-  if (rows == 4) return sum_rows<4>(p, row, from, n, sum);
-  if (rows == 3) return sum_rows<3>(p, row, from, n, sum);
-  if (rows == 2) return sum_rows<2>(p, row, from, n, sum);
-  sum_rows<1>(p, row, from, n, sum);
+  if (rows == 4) return sum_rows<Type, 4>(p, row, from, n, sum);
+  if (rows == 3) return sum_rows<Type, 3>(p, row, from, n, sum);
+  if (rows == 2) return sum_rows<Type, 2>(p, row, from, n, sum);
+  sum_rows<Type, 1>(p, row, from, n, sum);
 }
 
 void few_rows(const Product& p, const Block& block, float* work) {
   const size_t end = block.column + block.columns;
   for (size_t from = block.column; from < end; from += kRowStrip) {
     const size_t n = least(kRowStrip, end - from);
-    sum_rows(p, block.row, block.rows, from, n, work);
+    switch (p.b.type) {
+      case BNNSDataTypeFloat16: sum_rows<Half<false>>(p, block.row, block.rows, from, n, work); break;
+      case BNNSDataTypeBFloat16: sum_rows<Half<true>>(p, block.row, block.rows, from, n, work); break;
+      default: sum_rows<Float32>(p, block.row, block.rows, from, n, work);
+    }
     for (size_t i = 0; i < block.rows; ++i) {
       const float* sum = work + i * kRowStrip;
       float* c = p.c + (block.row + i) * p.c_row + from;
@@ -571,7 +557,8 @@ void few_rows(const Product& p, const Block& block, float* work) {
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {kTileRows, kTileColumns, pack_a, pack_b, packed, plain, dots, turned, few_rows};
+const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, pack_a, pack_b, packed}, plain, dots, turned,
+                                      widen, few_rows};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

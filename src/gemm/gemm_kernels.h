@@ -42,38 +42,78 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
 inline constexpr size_t kFewRows = 4;        // that few_rows() can do
 inline constexpr size_t kRowStrip = 1024;    // columns that it does at a time
 
-// One target's loops. Each computes a block of c to the end, bias and activation included; a softmax needs a block of
-// whole rows.
-struct Kernels {
+// The packed way: how operands are laid out, and the loops over them. Packed lines are made of words of four bytes, one
+// per step of k: a float32, or a pair of bfloat16, which are two values of k (the earlier one in the lower half).
+struct Packing {
   size_t tile_rows;
   size_t tile_columns;
+  size_t word_values;  // values of k in a word: 1 or 2
+  size_t row_unit;     // a packed block of a has a multiple of this many rows, zeros at the end
+  size_t step_unit;    // and lines of a and b a multiple of this many steps
 
-  // Rows [row, row + rows) of a, steps [first, first + depth) of k, as panels [depth][rows of the panel], in float32;
-  // only the panels of one part of several.
-  void (*pack_a)(const Operand& a, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
+  // Rows [row, row + rows) of a, steps [first, first + depth) of k, panel by panel; only those of one part of several.
+  // A panel is [depth][its rows], or whatever `packed` wants.
+  void (*pack_a)(const Product& product, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
                  float* to);
 
   // Columns [column, column + columns) of b, at most tile_columns, as [depth][tile_columns], zeros at the end.
-  void (*pack_b)(const Operand& b, size_t column, size_t columns, size_t first, size_t depth, float* to);
+  void (*pack_b)(const Product& product, size_t column, size_t columns, size_t first, size_t depth, float* to);
 
+  // Computes a block of c to the end, bias and activation included; a softmax needs a block of whole rows.
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
   // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them, and the block begins at a tile;
   // NULL: packs them itself.
   // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth).
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
+};
+
+[[gnu::always_inline]] inline size_t rounded_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// How the steps of k are cut: `depth` of them at a time, the last cut may be shorter.
+struct Steps {
+  size_t all, depth;
+
+  [[gnu::always_inline]] Steps(size_t k, size_t word_values, size_t unit)
+      : all(rounded_up((k + word_values - 1) / word_values, unit)), depth(rounded_up(even_part(all, kDepth), unit)) {}
+};
+
+// One target's loops. Each computes a block of c to the end, as `packed` does.
+struct Kernels {
+  Packing floats;  // words are float32, whatever the operands are
+
   // Straight from the operands: float32, b.column == 1.
   void (*plain)(const Product& product, const Block& block);
   // Dot products along k: float32, a.column == 1, b.row == 1.
   void (*dots)(const Product& product, const Block& block);
   // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
   void (*turned)(const Product& product, const Block& block, float* work);
-  // At most kFewRows rows of c, b read once, row by row: float32, b.column == 1. work: (rows · kRowStrip)
+  // o (rows, columns) as float32 without gaps.
+  void (*widen)(const Operand& o, size_t rows, size_t columns, float* to);
+  // At most kFewRows rows of c, b read once, row by row: a float32, b of any type, b.column == 1.
+  // work: (rows · kRowStrip)
   void (*few_rows)(const Product& product, const Block& block, float* work);
 };
 
 extern const Targets<Kernels> targets;
 
-// run() on the target of one's choice.
-void run_on(const Kernels& kernels, const Product& product, size_t threads, std::byte* work);
+// ---- pairs of bfloat16 ----
+
+// Whether rounding the operands to bfloat16 loses nothing, or nothing that the product's precision keeps.
+bool can_be_pairs(const Product& product);
+
+// The machine's instructions for pairs, NULL where it has none:
+const Packing* dot_pairs();    // AVX512_BF16: two products and sums per lane
+const Packing* tile_pairs();   // AMX: whole tiles, if they agree with the software tiles
+const Packing& model_pairs();  // the loops of AMX over software tiles: slow, on every machine, for checks
+
+// Whether a trial product with tails in every direction comes out like that of the model, but for the order of sums.
+// Not for two threads at once.
+bool agrees_with_model(const Packing& packing);
+
+// The best of them that isa() allows, chosen once.
+const Packing* best_pairs();
+
+// run() on the target of one's choice; pairs may be NULL.
+void run_on(const Kernels& kernels, const Packing* pairs, const Product& product, size_t threads, std::byte* work);
 
 }  // namespace obn::gemm

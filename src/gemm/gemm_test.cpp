@@ -74,6 +74,7 @@ struct Options {
   float alpha = 1.0f;
   bool accumulate = false, row_bias = false, column_bias = false;
   const activation::Fused* activation = nullptr;
+  Precision precision = Precision::highest;
 };
 
 // A product with its memory.
@@ -95,6 +96,7 @@ struct Setting {
     product.row_bias = o.row_bias ? row_bias.data() : nullptr;
     product.column_bias = o.column_bias ? column_bias.data() : nullptr;
     product.activation = o.activation;
+    product.precision = o.precision;
   }
   Product with(std::vector<float>& result) const {
     result = c;
@@ -128,7 +130,22 @@ void check_same(const std::vector<float>& got, const std::vector<float>& expecte
 }
 
 void run_with_work(const Kernels& kernels, const Product& p, size_t threads) {
-  run_on(kernels, p, threads, workspace(work_bytes(p)));
+  run_on(kernels, nullptr, p, threads, workspace(work_bytes(p)));
+}
+
+// What this machine can multiply pairs of bfloat16 with.
+struct PairTarget {
+  const char* name;
+  const Packing* pairs;
+};
+std::vector<PairTarget> all_pairs() {
+  std::vector<PairTarget> all = {{"model tiles", &model_pairs()}};
+  if (dot_pairs()) all.push_back({"AVX512_BF16", dot_pairs()});
+  if (tile_pairs()) all.push_back({"AMX tiles", tile_pairs()});
+  return all;
+}
+void run_pairs(const Packing* pairs, const Product& p, size_t threads) {
+  run_on(targets.best(), pairs, p, threads, workspace(work_bytes(p)));
 }
 
 // The block of c in two by two parts, so that every loop also begins in the middle.
@@ -141,45 +158,55 @@ void by_quarters(const Product& p, const Body& body) {
   }
 }
 
+// The packed way of one layout: operands packed by itself, or before.
+template <class Check>
+void check_packing(const Packing& packing, const Product& p, const Check& check) {
+  float* work = reinterpret_cast<float*>(scratch());
+  check("packed", [&](const Product& q) {
+    by_quarters(q, [&](const Block& block) { packing.packed(q, block, nullptr, nullptr, work); });
+  });
+  const Steps steps(p.k, packing.word_values, packing.step_unit);
+  const size_t rows = rounded_up(p.m, packing.row_unit);
+  std::vector<float> shared(rows * steps.all);
+  for (size_t first = 0; first < steps.all; first += steps.depth)
+    for (size_t part : {2, 0, 1})  // in any order: none writes where another has
+      packing.pack_a(p, 0, p.m, first, std::min(steps.depth, steps.all - first), part, 3, shared.data() + first * rows);
+  check("packed, a shared", [&](const Product& q) {
+    packing.packed(q, {0, q.m, 0, q.n}, shared.data(), nullptr, work);
+  });
+  const size_t width = packing.tile_columns, columns = rounded_up(p.n, width);
+  std::vector<float> shared_b(columns * steps.all);
+  for (size_t first = 0; first < steps.all; first += steps.depth) {
+    const size_t depth = std::min(steps.depth, steps.all - first);
+    for (size_t j = 0; j < p.n; j += width)
+      packing.pack_b(p, j, std::min(width, p.n - j), first, depth, &shared_b[first * columns + j * depth]);
+  }
+  check("packed, b shared", [&](const Product& q) {
+    const size_t i = q.m / 2, j = std::min(q.n, width);
+    for (const Block& block : {Block{0, i, 0, q.n}, Block{i, q.m - i, 0, j}, Block{i, q.m - i, j, q.n - j}})
+      if (block.rows && block.columns) packing.packed(q, block, nullptr, shared_b.data(), work);
+  });
+}
+
+bool has_blocks(const Product& p) { return p.k > 0 && (!p.activation || p.activation->is_elementwise()); }
+
 // One product on every target: the way run() chooses, and all others that can serve it.
 void check_all(const Setting& s, float tolerance = 0.0f) {
   std::vector<float> expected, got;
   run_reference(s.with(expected), 0, s.product.m);
   float* work = reinterpret_cast<float*>(scratch());
+  const Product& p = s.product;
   for (const Target& target : all_targets()) {
     const Kernels& kernels = *target.kernels;
     auto check = [&](const char* way, const auto& body) {
-      const Product p = s.with(got);
-      body(p);
-      check_same(got, expected, tolerance, p, way, target.name);
+      const Product q = s.with(got);
+      body(q);
+      check_same(got, expected, tolerance, q, way, target.name);
     };
-    check("run", [&](const Product& p) { run_with_work(kernels, p, 1); });
-    check("run with 3 threads", [&](const Product& p) { run_with_work(kernels, p, 3); });
-    const Product& p = s.product;
-    if (p.k == 0 || (p.activation && !p.activation->is_elementwise())) continue;
-    check("packed", [&](const Product& q) {
-      by_quarters(q, [&](const Block& block) { kernels.packed(q, block, nullptr, nullptr, work); });
-    });
-    const size_t depth = even_part(p.k, kDepth);
-    std::vector<float> shared(p.m * p.k);
-    for (size_t first = 0; first < p.k; first += depth)
-      for (size_t part : {2, 0, 1})  // in any order: none writes where another has
-        kernels.pack_a(p.a, 0, p.m, first, std::min(depth, p.k - first), part, 3, shared.data() + first * p.m);
-    check("packed, a shared", [&](const Product& q) {
-      kernels.packed(q, {0, q.m, 0, q.n}, shared.data(), nullptr, work);
-    });
-    const size_t width = kernels.tile_columns, columns = (p.n + width - 1) / width * width;
-    std::vector<float> shared_b(columns * p.k);
-    for (size_t first = 0; first < p.k; first += depth) {
-      const size_t steps = std::min(depth, p.k - first);
-      for (size_t j = 0; j < p.n; j += width)
-        kernels.pack_b(p.b, j, std::min(width, p.n - j), first, steps, &shared_b[first * columns + j * steps]);
-    }
-    check("packed, b shared", [&](const Product& q) {
-      const size_t i = q.m / 2, j = std::min(q.n, width);
-      for (const Block& block : {Block{0, i, 0, q.n}, Block{i, q.m - i, 0, j}, Block{i, q.m - i, j, q.n - j}})
-        if (block.rows && block.columns) kernels.packed(q, block, nullptr, shared_b.data(), work);
-    });
+    check("run", [&](const Product& q) { run_with_work(kernels, q, 1); });
+    check("run with 3 threads", [&](const Product& q) { run_with_work(kernels, q, 3); });
+    if (!has_blocks(p)) continue;
+    check_packing(kernels.floats, p, check);
     if (p.a.type != BNNSDataTypeFloat32 || p.b.type != BNNSDataTypeFloat32) continue;
     if (p.b.column == 1) {
       check("plain", [&](const Product& q) { by_quarters(q, [&](const Block& block) { kernels.plain(q, block); }); });
@@ -196,6 +223,24 @@ void check_all(const Setting& s, float tolerance = 0.0f) {
     }
     if (p.a.column == 1 && p.b.row == 1)
       check("dots", [&](const Product& q) { by_quarters(q, [&](const Block& block) { kernels.dots(q, block); }); });
+  }
+}
+
+// The same for pairs of bfloat16.
+void check_pairs(const Setting& s, float tolerance = 0.0f) {
+  const Product& p = s.product;
+  CHECK(can_be_pairs(p), "not a product of pairs");
+  std::vector<float> expected, got;
+  run_reference(s.with(expected), 0, p.m);
+  for (const PairTarget& target : all_pairs()) {
+    auto check = [&](const char* way, const auto& body) {
+      const Product q = s.with(got);
+      body(q);
+      check_same(got, expected, tolerance, q, way, target.name);
+    };
+    check("run", [&](const Product& q) { run_pairs(target.pairs, q, 1); });
+    check("run with 3 threads", [&](const Product& q) { run_pairs(target.pairs, q, 3); });
+    if (has_blocks(p)) check_packing(*target.pairs, p, check);
   }
 }
 
@@ -297,6 +342,53 @@ TEST(gemm_half_types) {
       }
 }
 
+// ---- pairs of bfloat16 ----
+
+Options random_pairs(Random& random) {
+  Options o = random_options(random);
+  o.precision = Precision::medium;
+  for (BNNSDataType* type : {&o.a_type, &o.b_type})
+    *type = random.below(2) ? BNNSDataTypeBFloat16 : BNNSDataTypeFloat32;
+  return o;
+}
+
+TEST(gemm_pairs_in_every_order) {
+  Random random{21};
+  for (BNNSDataType a_type : {BNNSDataTypeFloat32, BNNSDataTypeBFloat16})
+    for (BNNSDataType b_type : {BNNSDataTypeFloat32, BNNSDataTypeBFloat16})
+      for (Order a : {Order::rows, Order::columns, Order::strided})
+        for (Order b : {Order::rows, Order::columns, Order::strided})
+          for (size_t gap : {0, 5}) {
+            Options o{.a = a, .b = b, .a_type = a_type, .b_type = b_type, .gap = gap};
+            o.precision = Precision::medium;
+            check_pairs(Setting(37, 53, 71, o, random));
+          }
+}
+
+TEST(gemm_pairs_every_tail_of_rows_columns_and_k) {
+  Random random{22};
+  for (size_t m = 1; m <= 50; ++m) check_pairs(Setting(m, 1 + random.below(40), 33, random_pairs(random), random));
+  for (size_t n = 1; n <= 67; ++n) check_pairs(Setting(15, n, 1 + random.below(40), random_pairs(random), random));
+  for (size_t k = 0; k <= 70; ++k) check_pairs(Setting(1 + random.below(30), 34, k, random_pairs(random), random));
+}
+
+TEST(gemm_pairs_k_around_its_cuts) {
+  Random random{23};
+  for (size_t k : {2 * kDepth - 1, 2 * kDepth, 2 * kDepth + 1, 4 * kDepth + 3}) {
+    check_pairs(Setting(16, 35, k, random_pairs(random), random));
+    Options o{.b = Order::columns, .a_type = BNNSDataTypeBFloat16, .b_type = BNNSDataTypeBFloat16};
+    o.accumulate = o.row_bias = o.column_bias = true;
+    check_pairs(Setting(5, 3, k, o, random));
+  }
+}
+
+TEST(gemm_pairs_blocks_of_rows_and_columns) {
+  Random random{24};
+  check_pairs(Setting(700, 40, 65, random_pairs(random), random));
+  check_pairs(Setting(40, 700, 65, random_pairs(random), random));
+  check_pairs(Setting(300, 300, 64, random_pairs(random), random));
+}
+
 TEST(gemm_random_settings) {
   Random random{7};
   for (int i = 0; i < 150; ++i) {
@@ -377,6 +469,140 @@ void fill_real(Setting& s, Random& random) {
   s.a.fill([&] { return random.real(); });
   s.b.fill([&] { return random.real(); });
   for (float& v : s.c) v = random.real();
+}
+
+constexpr Options kBrainy = {.a_type = BNNSDataTypeBFloat16, .b_type = BNNSDataTypeBFloat16};
+
+TEST(gemm_pairs_keep_nan_and_infinity_in_their_row_and_column) {
+  Random random{31};
+  for (Order order : {Order::rows, Order::columns})
+    for (size_t k : {21, 1100}) {
+      Options o = kBrainy;
+      o.a = o.b = order;
+      Setting s(33, 37, k, o, random);
+      s.a.set(14, k - 1, kNan);
+      s.a.set(32, 3, kInfinity);
+      s.b.set(2, 36, kInfinity);
+      s.b.set(k / 2, 31, kNan);
+      for (const PairTarget& target : all_pairs()) {
+        std::vector<float> c;
+        run_pairs(target.pairs, s.with(c), 1);
+        for (size_t i = 0; i < 33; ++i)
+          for (size_t j = 0; j < 37; ++j)
+            CHECK(std::isfinite(c[1 + i * 37 + j]) == (i != 14 && i != 32 && j != 36 && j != 31),
+                  "(%zu, %zu) is %g on %s", i, j, c[1 + i * 37 + j], target.name);
+      }
+    }
+}
+
+TEST(gemm_pairs_same_bits_for_any_number_of_threads) {
+  Random random{32};
+  struct Size {
+    size_t m, n, k;
+  };
+  for (Size size : {Size{200, 180, 150}, Size{14, 900, 60}, Size{900, 14, 61}, Size{40, 40, 2100}, Size{128, 96, 70}})
+    for (Order order : {Order::rows, Order::columns})
+      for (BNNSDataType type : {BNNSDataTypeBFloat16, BNNSDataTypeFloat32}) {
+        Options o{.a = order, .b = order, .a_type = type, .b_type = type, .alpha = 0.3f, .accumulate = true};
+        o.precision = Precision::medium;
+        Setting s(size.m, size.n, size.k, o, random);
+        fill_real(s, random);
+        for (const PairTarget& target : all_pairs()) {
+          std::vector<float> one, many;
+          run_pairs(target.pairs, s.with(one), 1);
+          for (size_t threads : {2, 7}) {
+            run_pairs(target.pairs, s.with(many), threads);
+            CHECK(std::memcmp(one.data(), many.data(), one.size() * sizeof(float)) == 0,
+                  "(%zu, %zu, %zu) differs on %s with %zu threads", size.m, size.n, size.k, target.name, threads);
+          }
+        }
+      }
+}
+
+// What the instruction of AVX512_BF16 does with one lane: the upper halves first, each sum fused and rounded, no
+// numbers below the smallest normal one.
+float flushed(float v) { return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.0f, v) : v; }
+float add_pair(float sum, float low_x, float low_w, float high_x, float high_w) {
+  sum = flushed(std::fma(flushed(high_x), flushed(high_w), flushed(sum)));
+  return flushed(std::fma(flushed(low_x), flushed(low_w), sum));
+}
+
+TEST(gemm_pairs_are_summed_as_the_manual_says) {
+  if (!dot_pairs()) return;
+  Random random{33};
+  for (int spread : {4, 60, 130})  // exponents; the last ones leave the normal numbers
+    for (size_t k : {1, 2, 77, 1000}) {
+      Setting s(17, 21, k, kBrainy, random);
+      const auto value = [&] { return std::ldexp(random.real(), static_cast<int>(random.below(spread)) - spread); };
+      s.a.fill(value);
+      s.b.fill(value);
+      std::vector<float> c;
+      run_pairs(dot_pairs(), s.with(c), 1);
+      const auto* x = static_cast<const uint16_t*>(s.product.a.data);
+      const auto* w = static_cast<const uint16_t*>(s.product.b.data);
+      for (size_t i = 0; i < 17; ++i)
+        for (size_t j = 0; j < 21; ++j) {
+          const auto a = [&](size_t q) { return q < k ? float_of_bfloat16(x[i * k + q]) : 0.0f; };
+          const auto b = [&](size_t q) { return q < k ? float_of_bfloat16(w[q * 21 + j]) : 0.0f; };
+          float sum = 0.0f;
+          for (size_t q = 0; q < k; q += 2) sum = add_pair(sum, a(q), b(q), a(q + 1), b(q + 1));
+          const float got = c[1 + i * 21 + j];
+          CHECK(std::memcmp(&got, &sum, sizeof sum) == 0, "k %zu, spread %d: (%zu, %zu) is %a, expected %a", k, spread,
+                i, j, got, sum);
+        }
+    }
+}
+
+// Products of bfloat16 are exact, so only sums can be wrong. Rounding to bfloat16 moves each factor by at most 2^-9.
+TEST(gemm_pairs_error) {
+  Random random{34};
+  for (size_t k : {30, 500, 3000})
+    for (BNNSDataType type : {BNNSDataTypeBFloat16, BNNSDataTypeFloat32}) {
+      Options o{.a_type = type, .b_type = type};
+      o.precision = Precision::medium;
+      Setting s(20, 24, k, o, random), all(20, 24, k, o, random);
+      std::vector<float> exact, got, magnitude;
+      Random again{35}, also{35};
+      s.a.fill([&] { return again.real(); });
+      s.b.fill([&] { return again.real(); });
+      all.a.fill([&] { return std::fabs(also.real()); });
+      all.b.fill([&] { return std::fabs(also.real()); });
+      run_reference(s.with(exact), 0, 20);
+      run_reference(all.with(magnitude), 0, 20);
+      const double factors = type == BNNSDataTypeBFloat16 ? 0.0 : 0x1p-8 + 0x1p-18;
+      const double sums = static_cast<double>(k) * 0x1p-24;
+      for (const PairTarget& target : all_pairs()) {
+        run_pairs(target.pairs, s.with(got), 1);
+        for (size_t i = 1; i < got.size(); ++i)
+          CHECK(std::fabs(static_cast<double>(got[i]) - exact[i]) <= (factors + sums) * magnitude[i],
+                "k %zu on %s: %g, not %g", k, target.name, got[i], exact[i]);
+      }
+    }
+}
+
+TEST(gemm_tiles_that_compute_nonsense_are_found_out) {
+  CHECK(agrees_with_model(model_pairs()), "the model is not itself");
+  if (dot_pairs()) CHECK(agrees_with_model(*dot_pairs()), "AVX512_BF16 is not like the model");
+  static const auto packed = model_pairs().packed;
+  Packing wrong = model_pairs();
+  wrong.packed = [](const Product& p, const Block& block, const float* a, const float* b, float* work) {
+    packed(p, block, a, b, work);
+    p.c[p.m * p.n - 1] *= 1.00001f;
+  };
+  CHECK(!agrees_with_model(wrong), "a wrong number was not seen");
+}
+
+TEST(gemm_precision_decides_what_may_be_rounded) {
+  Random random{36};
+  for (Precision precision : {Precision::highest, Precision::high, Precision::medium})
+    for (BNNSDataType a : {BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16})
+      for (BNNSDataType b : {BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16}) {
+        Setting s(3, 4, 5, {.a_type = a, .b_type = b, .precision = precision}, random);
+        const bool half = a == BNNSDataTypeFloat16 || b == BNNSDataTypeFloat16;
+        const bool brain = a == BNNSDataTypeBFloat16 && b == BNNSDataTypeBFloat16;
+        CHECK(can_be_pairs(s.product) == (brain || (precision == Precision::medium && !half)), "precision %d: %x %x",
+              static_cast<int>(precision), static_cast<unsigned>(a), static_cast<unsigned>(b));
+      }
 }
 
 TEST(gemm_same_bits_for_any_number_of_threads) {

@@ -97,7 +97,8 @@ struct SlopeRun {
   bool exponentiates;
   float largest;
   float e_factor, l_factor;
-  float* dx;  // may be e or l
+  float* dx;             // may be e or l
+  bool streams = false;  // dx goes past the caches: whole lines of 64 bytes, apart from e and l; fence() after the last
 };
 
 // Whole rows for softmax, one after the other, n <= kShortRow.

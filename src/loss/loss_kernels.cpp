@@ -1,6 +1,7 @@
 // The loops, once per target. A loss of single values is a struct that gives value and slope of a vector; the loop over
 // a run is written once and takes any of them. Letters as in loss.h.
 #include "loss/loss.h"
+#include "simd/fused.h"
 #include "simd/math.h"
 
 namespace obn::OBN_TARGET::loss {
@@ -57,8 +58,9 @@ OBN_INLINE void over_run(Body& body, size_t n) {
 // Lanes from n on become 0.
 OBN_INLINE F first_lanes(F v, size_t n) { return iota() < static_cast<int32_t>(n) ? v : splat(0.0f); }
 
-// Rows come from memory block by block; the next block is on its way while this one is computed.
-constexpr size_t kAhead = 1024;
+// Rows come from memory block by block; the block after the next is on its way while this one is computed (softmax of
+// 4096 x 32000 values: 15 ms; with the next block on its way 22).
+constexpr size_t kAhead = 2048;
 
 // ---- losses of single values: f(x, l) and ∂f/∂x (spec loss.md 3) ----
 
@@ -235,8 +237,9 @@ SoftmaxSums softmax(const SoftmaxRun& run) {
   return run.e ? softmax_run<false, true>(run) : softmax_run<false, false>(run);
 }
 
-// ℓ = Σ w·l·(log Σ e - x)  =>  ∂ℓ/∂x = p·Σ w·l - w·l, p = e / Σ e: factors and sums are the caller's.
-template <bool labels, bool exponentiates, bool categorical>
+// ℓ = Σ w·l·(log Σ e - x)  =>  ∂ℓ/∂x = p·Σ w·l - w·l, p = e / Σ e: factors and sums are the caller's. Which values lie
+// in whole vectors depends on the place of dx where it streams, so the product that is fused has a name.
+template <bool labels, bool exponentiates, bool categorical, bool streams>
 struct SlopeLoop {
   const SlopeRun& run;
   const Weights weights;
@@ -254,19 +257,28 @@ struct SlopeLoop {
     F slope = e * e_factor;
     if constexpr (labels && categorical) {
       const F l = load_part(run.l + i, n);
-      slope = l != 0.0f ? weights.at(i, n) * (slope - l_factor) : slope;
+      slope = l != 0.0f ? weights.at(i, n) * (held(slope) - l_factor) : slope;
     } else if constexpr (labels) {
       const F l = load_part(run.l + i, n) * label_scale + label_shift;
-      slope -= weights.at(i, n) * l * l_factor;
+      slope = fused(-(weights.at(i, n) * l), l_factor, held(slope));
     }
-    store_part(run.dx + i, slope, n);
+    if constexpr (streams) {
+      stream(run.dx + i, slope);
+    } else {
+      store_part(run.dx + i, slope, n);
+    }
   }
 };
 
 template <bool labels, bool exponentiates, bool categorical>
 void slope_run(const SlopeRun& run) {
-  SlopeLoop<labels, exponentiates, categorical> loop(run);
-  over_run(loop, run.n);
+  if (run.streams) {
+    SlopeLoop<labels, exponentiates, categorical, true> loop(run);
+    for (size_t i = 0; i < run.n; i += kLanes) loop.template at<0>(i, kLanes);
+  } else {
+    SlopeLoop<labels, exponentiates, categorical, false> loop(run);
+    over_run(loop, run.n);
+  }
 }
 
 void slopes(const SlopeRun& run) {

@@ -124,6 +124,25 @@ class Stream {
     held_ -= whole;
   }
 
+  // The next n values, made by compute(first, count, to, streams) in up to three goes: those that complete a line, whole
+  // lines past the caches, and those that begin a line.
+  template <class Compute>
+  void put(size_t n, const Compute& compute) {
+    const size_t head = std::min(n, held_ == 0 ? 0 : kLine - held_), whole = (n - head) / kLine * kLine;
+    if (head > 0) {
+      compute(0, head, place(), false);
+      done(head);
+    }
+    if (whole > 0) {
+      compute(head, whole, base_, true);
+      base_ += whole;
+    }
+    if (head + whole < n) {
+      compute(head + whole, n - head - whole, place(), false);
+      done(n - head - whole);
+    }
+  }
+
   void finish() {
     std::copy(room_ + skip_, room_ + held_, base_ + skip_);
     kernels_.fence();
@@ -149,6 +168,15 @@ class Gradient {
     if (streams_) {
       stream_.done(n);
     } else {
+      sink_.done(n);
+    }
+  }
+  template <class Compute>  // as that of Stream
+  void put(size_t n, const Compute& compute) {
+    if (streams_) {
+      stream_.put(n, compute);
+    } else {
+      compute(0, n, sink_.place(), false);
       sink_.done(n);
     }
   }

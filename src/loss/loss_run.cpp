@@ -275,17 +275,19 @@ double Loss::softmax_row(const Job& job, size_t sample, const Rooms& rooms, Grad
   Source x(job.x, first, rooms.x), l(job.are_classes ? job.x : job.l, first, rooms.l);
   by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
     const double own = keeps ? std::exp(largest[i / kRowBlock] - m) : 1.0;
-    const SlopeRun run{keeps ? rooms.e + i : x.next(count), job.are_classes ? zeros : l.next(count), weights.at(i),
-                       weights.moves, count, shape_, !keeps, static_cast<float>(m), static_cast<float>(e_factor * own),
-                       l_factor, dx->place()};
-    if (is_categorical) {
-      kernels_.categorical_slopes(run);
-      if (is_here(i, count)) run.dx[label - i] = label_weight * (run.dx[label - i] - l_factor);
-    } else {
-      kernels_.slopes(run);
-      if (is_here(i, count)) run.dx[label - i] -= label_weight * l_factor;
-    }
-    dx->done(count);
+    const float *e = keeps ? rooms.e + i : x.next(count), *labels = job.are_classes ? zeros : l.next(count);
+    dx->put(count, [&](size_t at, size_t some, float* to, bool streams) {
+      const SlopeRun run{e + at, labels ? labels + at : nullptr, weights.at(i + at), weights.moves, some, shape_, !keeps,
+                         static_cast<float>(m), static_cast<float>(e_factor * own), l_factor, to, streams};
+      const bool has_label = is_here(i + at, some);
+      if (is_categorical) {
+        kernels_.categorical_slopes(run);
+        if (has_label) to[label - i - at] = label_weight * (to[label - i - at] - l_factor);
+      } else {
+        kernels_.slopes(run);
+        if (has_label) to[label - i - at] -= label_weight * l_factor;
+      }
+    });
   });
   return loss;
 }
@@ -306,9 +308,11 @@ double Loss::cosine_row(const Job& job, size_t sample, const Rooms& rooms, Gradi
   if (job.has_dy) factor *= *Source(job.dy, sample, rooms.y).next(1);
   Source x(job.x, first, rooms.x), l(job.l, first, rooms.l);
   by_blocks(0, n, kRowBlock, [&](size_t i, size_t count) {
-    kernels_.slopes({x.next(count), l.next(count), weights.at(i), weights.moves, count, shape_, false, 0.0f,
-                     static_cast<float>(factor * product), static_cast<float>(factor), dx->place()});
-    dx->done(count);
+    const float *values = x.next(count), *labels = l.next(count);
+    dx->put(count, [&](size_t at, size_t some, float* to, bool streams) {
+      kernels_.slopes({values + at, labels + at, weights.at(i + at), weights.moves, some, shape_, false, 0.0f,
+                       static_cast<float>(factor * product), static_cast<float>(factor), to, streams});
+    });
   });
   return 1.0 - product;
 }

@@ -562,6 +562,63 @@ TEST(loss_large_gradients_go_past_the_caches) {
   }
 }
 
+// Rows of a large call against each of them in a call of its own, whose gradient is too small to go past the caches.
+TEST(loss_large_gradients_have_the_bits_of_small_ones) {
+  const size_t threads_before = obn_get_num_threads();
+  struct Trial {
+    Function function;
+    bool by_class;
+    float label_smooth;
+    size_t batch, n;
+  };
+  for (const Trial& trial : {Trial{BNNSLossFunctionSoftmaxCrossEntropy, false, 0.1f, 131, 32999},
+                             Trial{BNNSLossFunctionSoftmaxCrossEntropy, true, 0.0f, 131, 32999},
+                             Trial{BNNSLossFunctionSoftmaxCrossEntropy, true, 0.1f, 4201, 1030},
+                             Trial{BNNSLossFunctionSoftmaxCrossEntropy, true, 0.0f, 31, 140009},  // not kept
+                             Trial{BNNSLossFunctionCategoricalCrossEntropy, false, 0.0f, 131, 32999},
+                             Trial{BNNSLossFunctionCategoricalCrossEntropy, true, 0.0f, 131, 32999},
+                             Trial{BNNSLossFunctionCosineDistance, false, 0.0f, 131, 32999},
+                             Trial{BNNSLossFunctionHuber, false, 1.0f, 131, 32999}}) {
+    const size_t batch = trial.batch, n = trial.n;
+    Random random(17);
+    std::vector<float> x(batch * n), l(trial.by_class ? 0 : batch * n), row(n);
+    std::vector<int32_t> classes(batch);
+    for (float& v : x) v = random.uniform(-4.0f, 4.0f);
+    for (float& v : l) v = label_of(trial.function, random);
+    for (int32_t& c : classes) c = static_cast<int32_t>(random.below(static_cast<uint32_t>(n)));
+    classes.front() = 0;
+    classes.back() = static_cast<int32_t>(n - 1);
+    auto block = block_of(trial.function, BNNSLossReductionSum, n, trial.label_smooth);
+    BNNSFilter filter = BNNSFilterCreateLayerLoss(&block, nullptr);
+    const auto run = [&](size_t first, size_t rows, float* dx) {
+      float y;
+      BNNSNDArrayDescriptor gradient = vector_of(n, dx);
+      const float* input = x.data() + first * n;
+      const int status =
+          trial.by_class
+              ? obn_loss_apply_classes(filter, rows, input, 0, &classes[first], BNNSDataTypeInt32, 0, nullptr, 0, &y,
+                                       &gradient, 0)
+              : BNNSLossFilterApplyBatch(filter, rows, input, 0, l.data() + first * n, 0, nullptr, 0, &y, &gradient, 0);
+      CHECK(status == 0, "%s", obn_last_error());
+    };
+    std::vector<float> dx(batch * n + 32, 77.0f);
+    for (size_t shift : {0, 5, 15}) {
+      obn_set_num_threads(1 + shift / 5);
+      std::fill(dx.begin(), dx.end(), 77.0f);
+      run(0, batch, dx.data() + shift);
+      CHECK((shift == 0 || dx[shift - 1] == 77.0f) && dx[shift + batch * n] == 77.0f, "written outside");
+      for (size_t b = 0; b < batch; b += b < 3 || batch - b < 4 ? 1 : batch / 7) {
+        run(b, 1, row.data());
+        CHECK(std::memcmp(row.data(), &dx[shift + b * n], n * sizeof(float)) == 0,
+              "loss %d%s, shift %zu: row %zu has other bits", trial.function, trial.by_class ? " by class" : "", shift,
+              b);
+      }
+    }
+    BNNSFilterDestroy(filter);
+  }
+  obn_set_num_threads(threads_before);
+}
+
 TEST(loss_threads_do_not_change_bits) {
   Random random(16);
   const size_t threads_before = obn_get_num_threads();

@@ -269,6 +269,9 @@ inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_c
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
+// The running statistics after a training call whose groups had these means and population variances.
+void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances);
+
 // Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be fetched beforehand.
 struct RunSource {
   void (*make)(void* context, size_t n, size_t run, float* x);

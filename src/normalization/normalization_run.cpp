@@ -274,7 +274,7 @@ class ForwardCall {
         if (stream_y_) plan_.kernels->end_streams();
       });
     }
-    if (work_.mean) update_moving();
+    if (work_.mean) update_moving(plan_, batch_, work_.mean, work_.variance);
   }
 
  private:
@@ -507,30 +507,6 @@ class ForwardCall {
     if (!acts_in_kernel())
       for (size_t n = 0; n < batch_; ++n) plan_.activation.forward(job.y.data + n * job.y.step, width);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
-  }
-
-  // moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
-  void update_moving() const {
-    const size_t samples = plan_.spans_batch() ? 1 : batch_;
-    const double size = static_cast<double>(plan_.group_values(batch_));
-    const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
-    const double momentum = static_cast<double>(plan_.momentum);
-    const auto update = [&](float* moving, double current) {
-      // momentum 0 forgets what was there, also what is not a number
-      const double kept = momentum > 0.0 ? momentum * static_cast<double>(*moving) : 0.0;
-      *moving = static_cast<float>(kept + (1.0 - momentum) * current);
-    };
-    for (size_t c = 0; c < plan_.runs; ++c) {
-      double mean = 0.0, variance = 0.0;
-      for (size_t n = 0; n < samples; ++n) {
-        mean += work_.mean[n * plan_.runs + c];
-        variance += work_.variance[n * plan_.runs + c];
-      }
-      const double count = static_cast<double>(samples);
-      if (plan_.moving_mean) update(plan_.moving_mean + c * plan_.moving_mean_step, mean / count);
-      if (plan_.moving_variance)
-        update(plan_.moving_variance + c * plan_.moving_variance_step, unbiased * variance / count);
-    }
   }
 
   const Plan& plan_;
@@ -1059,6 +1035,30 @@ int State::reserve(const Plan& plan, const Options& options, size_t samples, boo
     at += places.parameters;
   }
   return 0;
+}
+
+// moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
+void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances) {
+  const size_t samples = plan.spans_batch() ? 1 : batch;
+  const double size = static_cast<double>(plan.group_values(batch));
+  const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
+  const double momentum = static_cast<double>(plan.momentum);
+  const auto update = [&](float* moving, double current) {
+    // momentum 0 forgets what was there, also what is not a number
+    const double kept = momentum > 0.0 ? momentum * static_cast<double>(*moving) : 0.0;
+    *moving = static_cast<float>(kept + (1.0 - momentum) * current);
+  };
+  for (size_t c = 0; c < plan.runs; ++c) {
+    double mean = 0.0, variance = 0.0;
+    for (size_t n = 0; n < samples; ++n) {
+      mean += means[n * plan.runs + c];
+      variance += variances[n * plan.runs + c];
+    }
+    const double count = static_cast<double>(samples);
+    if (plan.moving_mean) update(plan.moving_mean + c * plan.moving_mean_step, mean / count);
+    if (plan.moving_variance)
+      update(plan.moving_variance + c * plan.moving_variance_step, unbiased * variance / count);
+  }
 }
 
 size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training) {

@@ -47,7 +47,9 @@ size_t roles_of(Rule rule) {
 
 namespace {
 
-constexpr size_t kPiece = 65536;  // values of a piece of parallel work
+// Values of a piece of parallel work. Few values are cut too: with two threads the other one has made half of the
+// gradients, and to bring them over takes longer than the step itself.
+constexpr size_t kPiece = 65536, kLeastPiece = 8192, kLeastPieces = 4;
 
 // ---- fields ----
 
@@ -308,7 +310,7 @@ class Step {
                    BNNSNDArrayDescriptor** accumulators);
   void measure();
   double sum_of(size_t tensor) const;
-  size_t pieces() const { return (total_ + kPiece - 1) / kPiece; }
+  size_t pieces() const { return (total_ + piece_ - 1) / piece_; }
   template <class Body>
   void parts(size_t piece, const Body& body) const;
   template <class Body>
@@ -316,6 +318,7 @@ class Step {
 
   Fields fields_;
   size_t count_ = 0, total_ = 0, threads_ = 0;
+  size_t piece_ = kPiece;  // values, by their number alone
   Work work_{};
 };
 
@@ -335,6 +338,7 @@ int Step::read(BNNSOptimizerFunction function, const void* fields, size_t count,
     values += found;  // cannot overflow: the arrays lie apart, or the step is refused below
   }
   total_ = values;
+  piece_ = std::clamp(values / kLeastPieces, kLeastPiece, kPiece);
   std::byte* work = workspace(count * (sizeof(Tensor) + arrays * sizeof(Range) + sizeof(double)) +
                               (pieces() + 1) * sizeof(double));
   if (!work) return -1;
@@ -378,8 +382,8 @@ int Step::read_tensors(BNNSNDArrayDescriptor** parameters, const BNNSNDArrayDesc
 // Calls body(tensor, first, n) for every part of a tensor in the piece.
 template <class Body>
 void Step::parts(size_t piece, const Body& body) const {
-  size_t at = piece * kPiece;
-  const size_t end = std::min(at + kPiece, total_);
+  size_t at = piece * piece_;
+  const size_t end = std::min(at + piece_, total_);
   const Tensor* after = std::upper_bound(work_.tensors, work_.tensors + count_, at,
                                          [](size_t value, const Tensor& tensor) { return value < tensor.start; });
   for (size_t p = static_cast<size_t>(after - work_.tensors) - 1; at < end; ++p) {
@@ -427,9 +431,9 @@ void Step::measure() {
 
 double Step::sum_of(size_t p) const {
   const Tensor& tensor = work_.tensors[p];
-  const size_t last = (tensor.start + tensor.count - 1) / kPiece;
+  const size_t last = (tensor.start + tensor.count - 1) / piece_;
   double sum = 0.0;
-  for (size_t piece = tensor.start / kPiece; piece <= last; ++piece) sum += work_.partial[piece + p];
+  for (size_t piece = tensor.start / piece_; piece <= last; ++piece) sum += work_.partial[piece + p];
   return sum;
 }
 

@@ -260,7 +260,8 @@ bool choose_rows(Plan* plan) {
                                        : std::min(std::bit_ceil(reach + 1), std::bit_floor(kRingFloats / row));
   plan->rows_at_once = std::min((plan->ring_rows - 1) / static_cast<size_t>(plan->y.dilation) + 1, kRowsAtOnce);
   plan->line_floats = round_up(std::max(w, q) + 2 * kPad);
-  const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats;
+  const size_t shared = plan->is_in_pairs ? 4 * plan->slot_floats : 0;
+  const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats + shared;
 
   const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad);
 
@@ -272,7 +273,7 @@ bool choose_rows(Plan* plan) {
     if (backward <= kBlock || plan->backward_rows == 1) break;
   }
   plan->push_rows = std::max<size_t>(2, plan->backward_rows);
-  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 5 * plan->line_floats +
+  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 7 * plan->line_floats +
                                     round_up(plan->push_rows * w + 4 * kPad));
   // Scattering and UnMax: whole planes of the image where they fit.
   plan->scatter_rows = std::clamp<size_t>(kPlaneFloats / w, 1, h);

@@ -272,6 +272,7 @@ struct Band {
   size_t n;
   size_t c;
   float* stage;     // (capacity, W)
+  Outlet* outlet;   // has the stage if rows leave past the caches; else NULL
   float* spare;     // (line_floats) takes rows that belong to a neighbour's band
   size_t capacity;  // at least 2
   size_t next;      // row that comes next
@@ -286,6 +287,7 @@ struct Band {
   }
   // Where the next rows go, one after the other.
   [[gnu::always_inline]] inline float* take(size_t rows) {
+    if (outlet && staged == 0) outlet->lead_to(call.dx.at(n, c, next));
     float* to = is_direct ? reinterpret_cast<float*>(call.dx.at(n, c, next))
                           : stage + staged * static_cast<size_t>(call.plan->x.image);
     next += rows;
@@ -294,7 +296,11 @@ struct Band {
   }
   void put() {
     const size_t w = static_cast<size_t>(call.plan->x.image);
-    if (!is_direct) put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
+    if (outlet) {
+      if (staged > 0) outlet->put(staged * w);
+    } else if (!is_direct) {
+      put_rows(call.dx, n, c, next - staged, staged, w, stage, spare);
+    }
     staged = 0;
   }
   [[gnu::always_inline]] inline void make_room(size_t rows) {
@@ -308,63 +314,49 @@ struct Band {
   }
 };
 
-// All but the first lane of v, then the first of `after`.
-OBN_INLINE F slide_back(F v, F after) {
+// All but the first lane of v, then a zero.
+template <class V>
+OBN_INLINE V slide_back(V v) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<F>(_mm512_alignr_epi32(reinterpret_cast<__m512i>(after), reinterpret_cast<__m512i>(v), 1));
+  return reinterpret_cast<V>(_mm512_alignr_epi32(_mm512_setzero_si512(), reinterpret_cast<__m512i>(v), 1));
 #elif defined(__AVX2__)
-  return __builtin_shufflevector(v, after, 1, 2, 3, 4, 5, 6, 7, 8);
+  return __builtin_shufflevector(v, V{}, 1, 2, 3, 4, 5, 6, 7, 8);
 #else
-  return __builtin_shufflevector(v, after, 1, 2, 3, 4);
+  return __builtin_shufflevector(v, V{}, 1, 2, 3, 4);
 #endif
 }
 
-// What a vector of windows gives to the position `wanted` behind their first: all of g, or (kMax) g where the maximum
-// lies there.
-template <bool kMax>
-OBN_INLINE F share(F g, I offset, int32_t wanted) {
-  if constexpr (!kMax) return g;
-#if defined(__AVX512F__)
-  const __mmask16 is_there =
-      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(offset), _mm512_set1_epi32(wanted));
-  return reinterpret_cast<F>(_mm512_maskz_mov_ps(is_there, reinterpret_cast<__m512>(g)));
-#else
-  return offset == wanted ? g : F{};
-#endif
-}
-
-// Windows j, j+1, … of one row: their gradients, and where the maxima lie relative to position `origin`.
-template <bool kMax>
+// A vector of windows: their gradients, and (Max) where the maxima lie relative to the first position of each.
 struct Windows {
   F g;
   I offset;
-
-  [[gnu::always_inline]] inline void load_from(const float* g_row, const int32_t* index_row, size_t j, size_t windows,
-                                               I origin) {
-    g = load_clipped(g_row, j, windows, F{});
-    if (!kMax) return;
-    if (j + kLanes <= windows) {
-      offset = load(index_row + j) - origin;
-    } else {  // no gradient behind the last window: any offset will do
-      offset = (j < windows ? load_first_indices(index_row + j, windows - j) : I{}) - origin;
-    }
-  }
 };
 
-// Columns 2j, 2j + 1, … of row (W), and nothing past its end: the row behind it may be there already.
-OBN_INLINE void store_pairs(float* row, size_t w, size_t j, F even, F odd) {
-  F low, high;
-  join_pairs(even, odd, &low, &high);
-  const size_t left = w - 2 * j;
-  if (left >= 2 * kLanes) [[likely]] {
-    store(row + 2 * j, low);
-    store(row + 2 * j + kLanes, high);
-  } else if (left >= kLanes) {
-    store(row + 2 * j, low);
-    store_first(row + 2 * j + kLanes, high, left - kLanes);
-  } else {
-    store_first(row + 2 * j, low, left);
-  }
+// `sum` and what the windows give to the position `wanted` behind their first: all of g, or (kMax) g where the maximum
+// lies there.
+template <bool kMax>
+OBN_INLINE F add_share(F sum, const Windows& from, int32_t wanted) {
+  if constexpr (!kMax) return sum + from.g;
+#if defined(__AVX512F__)
+  const __mmask16 is_there =
+      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(from.offset), _mm512_set1_epi32(wanted));
+  const __m512 old = reinterpret_cast<__m512>(sum);
+  return reinterpret_cast<F>(_mm512_mask_add_ps(old, is_there, old, reinterpret_cast<__m512>(from.g)));
+#else
+  return sum + (from.offset == wanted ? from.g : F{});
+#endif
+}
+// The same with nothing to add to.
+template <bool kMax>
+OBN_INLINE F share(const Windows& from, int32_t wanted) {
+  if constexpr (!kMax) return from.g;
+#if defined(__AVX512F__)
+  const __mmask16 is_there =
+      _mm512_cmpeq_epi32_mask(reinterpret_cast<__m512i>(from.offset), _mm512_set1_epi32(wanted));
+  return reinterpret_cast<F>(_mm512_maskz_mov_ps(is_there, reinterpret_cast<__m512>(from.g)));
+#else
+  return from.offset == wanted ? from.g : F{};
+#endif
 }
 
 // Some rows of windows to be pushed: their gradients and the positions of their maxima.
@@ -377,69 +369,184 @@ struct Pushed {
   int32_t origin;     // of the first position of the first window
 };
 
-// 2x2: window (q, p) is the image rows 2p (top), 2p + 1 (bottom) and the columns 2q, 2q + 1. The rows below follow
-// top and bottom two rows of W further down each time.
-template <bool kMax>
-void push_two(const Plan& plan, const Pushed& from, float* top, float* bottom) {
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const int32_t down = static_cast<int32_t>(w);
-  const float* g_row = from.g;
-  const int32_t* index_row = from.index;
-  int32_t origin = from.origin;
-  for (size_t p = 0; p < from.rows; ++p) {
-    I first = iota() * 2 + origin;
-    for (size_t j = 0; 2 * j < w; j += kLanes, first += static_cast<int32_t>(2 * kLanes)) {
-      Windows<kMax> here;
-      here.load_from(g_row, index_row, j, windows, first);
-      store_pairs(top, w, j, share<kMax>(here.g, here.offset, 0), share<kMax>(here.g, here.offset, 1));
-      store_pairs(bottom, w, j, share<kMax>(here.g, here.offset, down), share<kMax>(here.g, here.offset, down + 1));
+// Every column belongs to a pair of them, and every pair to a window.
+OBN_INLINE Fill push_fill_of(const Plan& plan) {
+  if (2 * plan.x.windows != plan.x.image) return Fill::clipped;
+  if (plan.x.windows >= static_cast<int64_t>(kLanes)) return Fill::whole;
+  return kLanes == 16 ? Fill::narrow : Fill::clipped;
+}
+
+// One row of windows on its way to image rows of w columns, a vector of windows at a time.
+template <bool kMax, Fill kFill>
+struct PushedRow {
+  const float* g;
+  const int32_t* index;
+  size_t windows;
+  size_t w;
+  I origin;   // of the windows 0, 1, …
+  Keep keep;  // narrow: which windows there are, and which columns
+  Keep low;
+  Keep high;
+
+  // The windows j, j+1, …; there is no gradient behind the last one, and any offset will do.
+  [[gnu::always_inline]] inline Windows at(size_t j) const {
+    const I first = origin + static_cast<int32_t>(2 * j);
+    Windows found{};
+    if constexpr (kFill == Fill::whole) {
+      found.g = held(load(g + j));
+      if (kMax) found.offset = load(index + j) - first;
+    } else if constexpr (kFill == Fill::narrow) {
+      found.g = held(load_kept(g, keep));
+      if (kMax) found.offset = bits(load_kept(reinterpret_cast<const float*>(index), keep)) - first;
+    } else {
+      found.g = load_clipped(g, j, windows, F{});
+      if (kMax && j + kLanes <= windows) found.offset = load(index + j) - first;
+      if (kMax && j + kLanes > windows)
+        found.offset = (j < windows ? load_first_indices(index + j, windows - j) : I{}) - first;
     }
-    g_row += from.next_g;
-    index_row += from.next_index;
-    origin += 2 * down;
-    top += 2 * w;
-    bottom += 2 * w;
+    return found;
+  }
+  // The windows j+1, j+2, …, where those from j on are `here`. kIsLast: these are the last of the row.
+  template <bool kIsLast>
+  [[gnu::always_inline]] inline Windows after(size_t j, const Windows& here) const {
+    if constexpr (kFill == Fill::clipped || !kIsLast) return at(j + 1);
+    return {slide_back(here.g), kMax ? slide_back(here.offset) : I{}};
+  }
+  // Columns 2j, 2j + 1, … of a row, and nothing past its end: the row behind it may be there already.
+  [[gnu::always_inline]] inline void put_pairs(float* row, size_t j, F even, F odd) const {
+    F first, second;
+    join_pairs(even, odd, &first, &second);
+    const size_t left = w - 2 * j;
+    put<kFill>(row + 2 * j, first, low, left);
+    if (kFill == Fill::whole || left > kLanes) put<kFill>(row + 2 * j + kLanes, second, high, left - kLanes);
+  }
+};
+
+template <bool kMax, Fill kFill>
+OBN_INLINE PushedRow<kMax, kFill> pushed_row(const Plan& plan, const Pushed& from) {
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  PushedRow<kMax, kFill> row{from.g, from.index, windows, w, iota() * 2 + from.origin, Keep{}, Keep{}, Keep{}};
+  if constexpr (kFill == Fill::narrow) {
+    const size_t columns = w < kLanes ? w : kLanes;
+    row.keep = keep_lanes(0, windows);
+    row.low = keep_lanes(0, columns);
+    row.high = keep_lanes(0, w - columns);
+  }
+  return row;
+}
+
+// Calls visit(j, slot, IsLast) for vectors of windows that reach all columns of a row. The last whole one ends with the
+// row, and visits some windows again; slots do not overlap (see slot_of_last).
+template <bool kValue>
+struct Is {
+  static constexpr bool value = kValue;
+};
+template <Fill kFill, class Visit>
+OBN_INLINE void for_pushed(size_t windows, size_t w, const Visit& visit) {
+  if constexpr (kFill == Fill::whole) {
+    const size_t last = windows - kLanes;
+    for (size_t j = 0; j < last; j += kLanes) visit(j, j, Is<false>{});
+    visit(last, slot_of_last(windows), Is<true>{});
+  } else if constexpr (kFill == Fill::narrow) {
+    visit(0, size_t{0}, Is<true>{});
+  } else {
+    for (size_t j = 0; 2 * j < w; j += kLanes) visit(j, j, Is<false>{});
   }
 }
 
-// 3x3: window (q, p) is the image rows 2p - 1 (top), 2p (middle), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
-// neighbours share a row and a column. What the row 2p + 1 has so far waits in even, odd (W / 2, rounded up) for the
-// windows below.
-template <bool kMax>
-void push_three(const Plan& plan, const Pushed& from, float* top, float* middle, float* even, float* odd) {
+// Where two image rows go; those below them follow two rows of W further down each time.
+struct PairOfRows {
+  float* first;
+  float* second;
+};
+
+// 2x2: window (q, p) is the image rows 2p, 2p + 1 and the columns 2q, 2q + 1.
+template <bool kMax, Fill kFill>
+void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_rows) {
+  const Pushed from = given;
+  PairOfRows to = given_rows;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const int32_t down = static_cast<int32_t>(w);
-  const float* g_row = from.g;
-  const int32_t* index_row = from.index;
-  int32_t origin = from.origin;
+  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
   for (size_t p = 0; p < from.rows; ++p) {
-    I first = iota() * 2 + origin;
-    Windows<kMax> here, after;
-    here.load_from(g_row, index_row, 0, windows, first);
-    F lead[3];  // what the windows give to the column before theirs, in each of the three rows
-    for (int32_t r = 0; r < 3; ++r) lead[r] = share<kMax>(here.g, here.offset, r * down);
-    for (size_t j = 0; 2 * j < w; j += kLanes) {
-      first += static_cast<int32_t>(2 * kLanes);
-      after.load_from(g_row, index_row, j + kLanes, windows, first);
-      F own[3], shared[3];
-      for (int32_t r = 0; r < 3; ++r) {
-        const F next = share<kMax>(after.g, after.offset, r * down);
-        own[r] = share<kMax>(here.g, here.offset, r * down + 1);
-        shared[r] = share<kMax>(here.g, here.offset, r * down + 2) + slide_back(lead[r], next);
-        lead[r] = next;
-      }
-      store_pairs(top, w, j, load(even + j) + own[0], load(odd + j) + shared[0]);
-      store_pairs(middle, w, j, own[1], shared[1]);
-      store(even + j, own[2]);
-      store(odd + j, shared[2]);
-      here = after;
-    }
-    g_row += from.next_g;
-    index_row += from.next_index;
-    origin += 2 * down;
-    top += 2 * w;
-    middle += 2 * w;
+    for_pushed<kFill>(windows, w, [&](size_t j, size_t, auto) __attribute__((always_inline)) {
+      const Windows here = row.at(j);
+      row.put_pairs(to.first, j, share<kMax>(here, 0), share<kMax>(here, 1));
+      row.put_pairs(to.second, j, share<kMax>(here, down), share<kMax>(here, down + 1));
+    });
+    row.g += from.next_g;
+    row.index += from.next_index;
+    row.origin += 2 * down;
+    to.first += 2 * w;
+    to.second += 2 * w;
   }
+}
+
+// What an image row has so far, split by column: it waits for the windows below.
+struct Waiting {
+  float* even;  // (W / 2, rounded up), by slots
+  float* odd;
+};
+
+// The last row that windows reach has nothing more to wait for.
+template <Fill kFill>
+void put_waiting(const Plan& plan, const Waiting& waiting, float* last) {
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const PushedRow<false, kFill> row = pushed_row<false, kFill>(plan, {});
+  for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto) __attribute__((always_inline)) {
+    row.put_pairs(last, j, load(waiting.even + slot), load(waiting.odd + slot));
+  });
+}
+
+// 3x3: window (q, p) is the image rows 2p - 1, 2p (those that go out), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
+// neighbours share a row and a column. waiting[0] has the row 2p - 1, waiting[1] room for the row 2p + 1; they change
+// places with every row.
+template <bool kMax, Fill kFill>
+void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_rows, const Waiting* waiting) {
+  const Pushed from = given;
+  PairOfRows to = given_rows;
+  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
+  const int32_t down = static_cast<int32_t>(w);
+  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
+  Waiting above = waiting[0], below = waiting[1];
+  for (size_t p = 0; p < from.rows; ++p) {
+    for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto is_last) __attribute__((always_inline)) {
+      const Windows here = row.at(j);
+      const Windows after = row.template after<is_last.value>(j, here);
+      // To row r under the windows: the even column is theirs alone, the odd one they share with the next.
+      const auto to_even = [&](F sum, int32_t r) __attribute__((always_inline)) {
+        return add_share<kMax>(sum, here, r * down + 1);
+      };
+      const auto to_odd = [&](F sum, int32_t r) __attribute__((always_inline)) {
+        return add_share<kMax>(add_share<kMax>(sum, here, r * down + 2), after, r * down);
+      };
+      row.put_pairs(to.first, j, to_even(load(above.even + slot), 0), to_odd(load(above.odd + slot), 0));
+      row.put_pairs(to.second, j, share<kMax>(here, down + 1), add_share<kMax>(share<kMax>(here, down + 2), after, down));
+      store(below.even + slot, share<kMax>(here, 2 * down + 1));
+      store(below.odd + slot, add_share<kMax>(share<kMax>(here, 2 * down + 2), after, 2 * down));
+    });
+    const Waiting done = above;
+    above = below;
+    below = done;
+    row.g += from.next_g;
+    row.index += from.next_index;
+    row.origin += 2 * down;
+    to.first += 2 * w;
+    to.second += 2 * w;
+  }
+}
+
+template <bool kMax>
+auto choose_push_two(Fill fill) {
+  return fill == Fill::whole    ? push_two<kMax, Fill::whole>
+         : fill == Fill::narrow ? push_two<kMax, Fill::narrow>
+                                : push_two<kMax, Fill::clipped>;
+}
+template <bool kMax>
+auto choose_push_three(Fill fill) {
+  return fill == Fill::whole    ? push_three<kMax, Fill::whole>
+         : fill == Fill::narrow ? push_three<kMax, Fill::narrow>
+                                : push_three<kMax, Fill::clipped>;
 }
 
 // Where the gradients of windows that push come from.
@@ -474,23 +581,27 @@ template <bool kMax, bool kThird>
 void backward_push(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const size_t capacity = plan.push_rows, gradients = plan.forward_rows * windows + 2 * kPad;
+  const size_t gradients = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
   float* g = scratch.take(gradients);
   int32_t* index = scratch.take_indices(gradients);
   float* y_row = scratch.take(plan.line_floats);
   float* value = scratch.take(plan.line_floats);
-  float* even = scratch.take(plan.line_floats);
-  float* odd = scratch.take(plan.line_floats);
+  Waiting waiting[2];
+  for (Waiting& row : waiting) row = {scratch.take(plan.line_floats), scratch.take(plan.line_floats)};
   float* spare = scratch.take(plan.line_floats);
-  float* stage = scratch.take(capacity * w + 4 * kPad);
+  Outlet outlet(scratch.take(plan.push_rows * w + 4 * kPad));
   const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && is_one_run(call.dy, windows) &&
                                !plan.has_activation && !plan.has_empty_columns;
   const bool finds_indices = !kMax || (call.indices.data && call.indices.type == BNNSDataTypeUInt32 &&
                                        call.indices.x_stride == 1);
-  const bool is_direct = !call.dx.stream && !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 &&
-                         is_one_run(call.dx, w);
+  const bool is_run = !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 && is_one_run(call.dx, w);
+  const bool is_direct = is_run && !call.dx.stream;
+  const Fill fill_of_rows = push_fill_of(plan);
+  // Rows at a time: there is room for the results, and for gradients that are not taken where they lie.
+  const size_t capacity = is_direct ? piece.rows + 1 : plan.push_rows;
+  const size_t most_rows = kMax && finds_gradients && finds_indices ? piece.rows : plan.forward_rows;
   const size_t end = piece.row + piece.rows;
   const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
   const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
@@ -499,29 +610,37 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     if (call.x.data) rows.start_plane(call.x, n, c);
     const WindowGradients of{call, &rows, y_row, value, n, c};
     const PushSource source{of, finds_gradients && finds_indices, g, index};
-    Band band{call, n, c, stage, spare, capacity, piece.row, end, is_direct};
+    Band band{call, n, c, outlet.stage, is_run && call.dx.stream ? &outlet : nullptr, spare, capacity, piece.row, end,
+              is_direct};
     if (kThird) {
-      fill(even, plan.line_floats, 0.0f);
-      fill(odd, plan.line_floats, 0.0f);
+      fill(waiting[0].even, plan.line_floats, 0.0f);
+      fill(waiting[0].odd, plan.line_floats, 0.0f);
     }
     for (int64_t p = p0; p < p1;) {
       band.make_room(2);
       const int64_t h = plan.y.start(p);
-      const size_t pairs = band.pairs_at(h, rows_together(plan, p, static_cast<size_t>(p1 - p)));
+      const size_t left = static_cast<size_t>(p1 - p), most = left < most_rows ? left : most_rows;
+      const size_t pairs = band.pairs_at(h, rows_together(plan, p, most));
       const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
-      float* first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
-      float* second = pairs > 0 ? first + w : band.at(h + 1);
+      PairOfRows to;
+      to.first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
+      to.second = pairs > 0 ? to.first + w : band.at(h + 1);
       if constexpr (kThird) {
-        push_three<kMax>(plan, from, first, second, even, odd);
+        choose_push_three<kMax>(fill_of_rows)(plan, from, to, waiting);
+        if (from.rows % 2 == 1) {
+          const Waiting done = waiting[0];
+          waiting[0] = waiting[1];
+          waiting[1] = done;
+        }
       } else {
-        push_two<kMax>(plan, from, first, second);
+        choose_push_two<kMax>(fill_of_rows)(plan, from, to);
       }
       p += static_cast<int64_t>(from.rows);
     }
-    if (kThird && p1 > p0) {  // the last row that windows reach
+    if (kThird && p1 > p0) {
       band.make_room(1);
       float* last = band.at(plan.y.start(p1 - 1) + 2);
-      for (size_t j = 0; 2 * j < w; j += kLanes) store_pairs(last, w, j, load(even + j), load(odd + j));
+      (fill_of_rows == Fill::whole ? put_waiting<Fill::whole> : put_waiting<Fill::clipped>)(plan, waiting[0], last);
     }
     while (band.next < end) {  // and those that none does
       band.make_room(1);
@@ -529,6 +648,7 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     }
     band.put();
   }
+  outlet.flush();
 }
 
 // y = Σ x / weight over the whole plane: every value of dx (H, W) is dz / weight.

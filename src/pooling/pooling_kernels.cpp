@@ -25,42 +25,6 @@ void put_run(std::byte* to, const void* from, size_t bytes, bool past_caches) {
   __builtin_memcpy(to + i, source + i, bytes - i);
 }
 
-// A run of 4-byte values that leaves past the caches in pieces. Only whole cache lines go out; what is left of the last
-// one waits in the stage for the next piece: arrays seldom begin on a line, and lines written in two halves made the
-// forward pass of 2x2 maxima take about a sixth longer (3x3: a twentieth).
-struct Outlet {
-  static constexpr size_t kLine = 16;  // values in a cache line
-
-  float* stage;                // room for a piece and kLine values more
-  std::byte* to = nullptr;     // where the first value of the stage goes
-  size_t kept = 0;             // values that wait, fewer than kLine
-
-  // Where the caller puts the values that go to `destination`.
-  [[gnu::always_inline]] inline float* room_for(std::byte* destination) {
-    if (to + kept * sizeof(float) != destination) {
-      flush();
-      to = destination;
-    }
-    return stage + kept;
-  }
-  // n values have been put there.
-  void put(size_t n) {
-    const size_t total = kept + n;
-    const size_t to_line = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(float);
-    const size_t head = to_line < total ? to_line : total, end = head + (total - head) / kLine * kLine;
-    if (head > 0) __builtin_memcpy(to, stage, head * sizeof(float));
-    float* line = reinterpret_cast<float*>(to);
-    for (size_t i = head; i < end; i += kLanes) stream(line + i, load(stage + i));
-    kept = total - end;
-    for (size_t i = 0; i < kept; ++i) stage[i] = stage[end + i];
-    to += end * sizeof(float);
-  }
-  void flush() {
-    if (kept > 0) __builtin_memcpy(to, stage, kept * sizeof(float));
-    kept = 0;
-  }
-};
-
 }  // namespace
 
 void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
@@ -294,25 +258,63 @@ OBN_INLINE F slide(F before, F v) {
 
 // The rows of windows that one call does: all of them have the same number of window rows inside the image.
 struct Strip {
-  const float* image;   // the first image row under the first of them
-  size_t next_row;      // floats from an image row to the next one under the same windows
-  size_t next_windows;  // and to the first one under the next row of windows
-  size_t rows;          // of windows
-  int32_t position;     // h·W of the first image row
-  int32_t down;         // what next_row and next_windows add to it
+  const float* image;       // the first image row under the first of them; where rows are shared, the second
+  size_t next_row;          // floats from an image row to the next one under the same windows
+  size_t next_windows;      // and to the one under the next row of windows
+  size_t rows;              // of windows
+  size_t next_index;        // Q; 0: nobody wants the indices, and one row takes them all
+  int32_t position;         // h·W of the first image row under the first of them
+  int32_t down;             // what next_row and next_windows add to it
   int32_t advance;
-  float* shared;        // (Q + kPad) of the last image row, where it is the first under the next row of windows
-  int32_t* shared_code; // (Q + kPad)
+  float weight_y;           // rows that an average counts
+  bool weighs_by_product;   // all weights are powers of two
+  const SharedRow* shared;  // (2) the first: of the image row above `image`
 };
 
 // Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
 // which the machine's own prefetching does not follow: a max forward from memory takes a quarter longer or more
 // without. Each line is read once, so it need not push others out of the second-level cache.
-constexpr size_t kAhead = 2048;
-OBN_INLINE void prefetch_behind(const float* p) {
+constexpr size_t kAhead = 3072;
+template <class Where>
+OBN_INLINE void prefetch_behind(const float* p, Where) {
+  if (Where::fill == Fill::narrow) return;  // short rows are one run after the other, which the machine does follow
   const std::byte* at = reinterpret_cast<const std::byte*>(p) + kAhead;
   __builtin_prefetch(at, 0, 0);
   if (2 * sizeof(F) > 64) __builtin_prefetch(at + 64, 0, 0);
+}
+
+// The columns that windows have do not have to be all of the row.
+OBN_INLINE Fill fill_of(const Plan& plan) {
+  if (2 * plan.x.windows > plan.x.image) return Fill::clipped;
+  if (plan.x.windows >= static_cast<int64_t>(kLanes)) return Fill::whole;
+  return kLanes == 16 ? Fill::narrow : Fill::clipped;
+}
+
+// Where a vector of windows lies in its row.
+template <Fill kFill, bool kIsFirst>
+struct Part {
+  static constexpr Fill fill = kFill;
+  static constexpr bool is_first = kIsFirst;  // it begins with window 0; a clipped one may anyway
+  Keep low = {};                              // narrow: which columns there are
+  Keep high = {};
+  Keep windows = {};                          // and which windows
+};
+
+// Calls visit(q, slot, Part) for the windows q, q+1, … of one row. The last vector of whole ones ends with the row, and
+// visits some windows again; others reach past the row. Slots do not overlap (see slot_of_last).
+template <Fill kFill, class Visit>
+OBN_INLINE void for_windows(size_t windows, const Visit& visit) {
+  if constexpr (kFill == Fill::whole) {
+    const size_t last = windows - kLanes;
+    visit(0, size_t{0}, Part<kFill, true>{});
+    for (size_t q = kLanes; q < last; q += kLanes) visit(q, q, Part<kFill, false>{});
+    if (last > 0) visit(last, slot_of_last(windows), Part<kFill, false>{});
+  } else if constexpr (kFill == Fill::narrow) {
+    const size_t columns = 2 * windows, low = columns < kLanes ? columns : kLanes;
+    visit(0, size_t{0}, Part<kFill, true>{keep_lanes(0, low), keep_lanes(0, columns - low), keep_lanes(0, windows)});
+  } else {
+    for (size_t q = 0; q < windows; q += kLanes) visit(q, q, Part<kFill, false>{});
+  }
 }
 
 // The columns of kLanes windows in one image row: even and odd ones, and (kThird) the odd ones before.
@@ -320,35 +322,21 @@ struct Columns {
   F before, even, odd;
 };
 
-// kWhole: all columns of the windows q, q+1, … lie inside the image, but perhaps the one before.
-template <bool kThird, bool kWhole>
-OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding) {
+template <bool kThird, class Where>
+OBN_INLINE Columns columns_at(const float* row, size_t q, size_t w, F padding, Where where) {
   Columns c;
-  if constexpr (kWhole) {
-    split_pairs(load(row + 2 * q), load(row + 2 * q + kLanes), &c.even, &c.odd);
+  if constexpr (Where::fill == Fill::narrow) {
+    split_pairs(held(load_kept(row, where.low)), held(load_kept(row + kLanes, where.high)), &c.even, &c.odd);
+  } else if constexpr (Where::fill == Fill::whole) {
+    split_pairs(held(load(row + 2 * q)), held(load(row + 2 * q + kLanes)), &c.even, &c.odd);
   } else {
     split_pairs(load_clipped(row, 2 * q, w, padding), load_clipped(row, 2 * q + kLanes, w, padding), &c.even, &c.odd);
   }
   c.before = padding;
-  if (kThird) c.before = slide(q > 0 && (kWhole || 2 * q <= w) ? splat(row[2 * q - 1]) : padding, c.odd);
+  if (!kThird) return c;
+  const bool has_before = Where::fill == Fill::clipped ? q > 0 && 2 * q <= w : !Where::is_first;
+  c.before = slide(has_before ? splat(row[2 * q - 1]) : padding, c.odd);
   return c;
-}
-
-// Calls visit(p, q, first image row under window row p, Whole: all columns lie inside the image) for the windows q, q+1, …
-// of all rows, in order: whole vectors reach into the next row of y, which is written afterwards.
-template <bool kWhole>
-struct Whole {
-  static constexpr bool value = kWhole;
-};
-template <class Visit>
-OBN_INLINE void for_windows(const Plan& plan, const Strip& strip, const Visit& visit) {
-  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  const float* image = strip.image;
-  for (size_t p = 0; p < strip.rows; ++p, image += strip.next_windows) {
-    size_t q = 0;
-    for (; 2 * (q + kLanes) <= w && q < windows; q += kLanes) visit(p, q, image, Whole<true>{});
-    for (; q < windows; q += kLanes) visit(p, q, image, Whole<false>{});
-  }
 }
 
 // Collects whether there was a NaN.
@@ -385,127 +373,296 @@ OBN_INLINE Best larger(Best first, Best then, I further) {
 #endif
 }
 
-// The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there
-// was a NaN, and everything has to be done again by largest_pairs_or_nan.
-// kShares: the last image row of a window is the first of the one below, and is compared once.
-template <size_t kRows, bool kThird, bool kShares>
-bool largest_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
+// Columns of the windows q, q+1, … relative to those of window 0.
+OBN_INLINE I places_of(size_t q) { return iota() * 2 + static_cast<int32_t>(2 * q); }
+
+// The first column inside the image, relative to places_of(q): what a window that is -inf everywhere has as index.
+template <bool kThird, class Where>
+OBN_INLINE I first_code(const int32_t* first_column, size_t q, Where) {
+  if (!kThird) return I{};
+  if (Where::fill == Fill::whole && !Where::is_first) return splat(-1);
+  return load(first_column + q) - places_of(q);
+}
+
+// The largest of the columns in one image row; codes are columns relative to places_of(q).
+template <bool kThird, class Where>
+OBN_INLINE Best best_of_row(const float* row, size_t q, size_t w, I first, NanWatch* nan, Where where) {
+  const Columns c = columns_at<kThird>(row, q, w, splat(-__builtin_inff()), where);
+  nan->look_at(c.even, c.odd);
+  Best best{c.even, I{}};
+  if (kThird) best = larger({c.before, first}, best, I{});
+  return larger(best, {c.odd, splat(1)}, I{});
+}
+
+// What windows share of an image row; NULL: of a row of padding. True when there was a NaN.
+template <bool kThird, Fill kFill>
+bool share_largest(const Plan& plan, const float* row, int32_t down, const SharedRow& to) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  const F padding = splat(-__builtin_inff());
+  const int32_t* first_column = plan.first_column;
   NanWatch nan;
-  const auto best_of_row = [&](const float* row, size_t q, I first, auto whole) __attribute__((always_inline)) {
-    const Columns c = columns_at<kThird, whole.value>(row, q, w, padding);
-    nan.look_at(c.even, c.odd);
-    Best best{c.even, I{}};
-    if (kThird) best = larger({c.before, first}, best, I{});
-    return larger(best, {c.odd, splat(1)}, I{});
-  };
-  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto whole) __attribute__((always_inline)) {
-    const I place = iota() * 2 + static_cast<int32_t>(2 * q);  // codes are columns relative to it
-    // The first column inside the image: what a window that is -inf everywhere has as index.
-    const I first = kThird ? load(plan.first_column + q) - place : I{};
-    Best best;
-    if (kShares && p > 0) {
-      best = {load(strip.shared + q), load(strip.shared_code + q)};
-    } else {
-      best = best_of_row(image, q, first, whole);
-    }
-    for (size_t r = 1; r < kRows; ++r) {
-      const float* row = image + r * strip.next_row;
-      prefetch_behind(row + 2 * q);
-      const Best next = best_of_row(row, q, first, whole);
-      best = larger(best, next, splat(static_cast<int32_t>(r) * strip.down));
-      if (!kShares || r + 1 < kRows) continue;
-      store(strip.shared + q, next.value);
-      store(strip.shared_code + q, next.code);
-    }
-    store(y + p * windows + q, best.value);
-    const int32_t position = strip.position + static_cast<int32_t>(p) * strip.advance;
-    store(index + p * windows + q, best.code + (place + position));
+  for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
+    const I first = first_code<kThird>(first_column, q, where);
+    Best best{splat(-__builtin_inff()), first + down};
+    if (row) best = best_of_row<kThird>(row, q, w, first, &nan, where);
+    store(to.value + slot, best.value);
+    store(to.code + slot, best.code);
   });
   return nan.any_found();
 }
 
-// The same one position after the other: the first NaN wins.
+// The columns of each row are compared first, then the rows: short chains of dependent instructions. True when there
+// was a NaN, and everything has to be done again by largest_pairs_or_nan.
+// kShares: the last image row of a window is the first of the one below, and is compared once.
+template <size_t kRows, bool kThird, bool kShares, Fill kFill>
+bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* index) {
+  const Strip strip = given;  // a copy of its own: the compiler reads the other one again after every store
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const int32_t* first_column = plan.first_column;
+  SharedRow above{}, below{};
+  if (kShares) {
+    above = strip.shared[0];
+    below = strip.shared[1];
+  }
+  NanWatch nan[2];
+  const float* image = strip.image;
+  int32_t position = strip.position;
+  size_t room = strip.rows * windows;
+  for (size_t p = 0; p < strip.rows; ++p) {
+    for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
+      const I first = first_code<kThird>(first_column, q, where);
+      const float* row = image;
+      Best best;
+      if (kShares) {
+        best = {load(above.value + slot), load(above.code + slot)};
+      } else {
+        prefetch_behind(row + 2 * q, where);
+        best = best_of_row<kThird>(row, q, w, first, &nan[0], where);
+        row += strip.next_row;
+      }
+      for (size_t r = 1; r < kRows; ++r, row += strip.next_row) {
+        prefetch_behind(row + 2 * q, where);
+        const Best next = best_of_row<kThird>(row, q, w, first, &nan[r % 2], where);
+        best = larger(best, next, splat(static_cast<int32_t>(r) * strip.down));
+        if (!kShares || r + 1 < kRows) continue;
+        store(below.value + slot, next.value);
+        store(below.code + slot, next.code);
+      }
+      put<kFill>(y + q, best.value, where.windows, room - q);
+      put<kFill>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), where.windows,
+                 room - q);
+    });
+    if (kShares) {
+      const SharedRow done = above;
+      above = below;
+      below = done;
+    }
+    image += strip.next_windows;
+    position += strip.advance;
+    y += windows;
+    index += strip.next_index;
+    room -= windows;
+  }
+  return nan[0].any_found() || nan[1].any_found();
+}
+
+// The same one position after the other: the first NaN wins. `image` is the first row inside the image here.
 template <size_t kRows, bool kThird>
 void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const F padding = splat(-__builtin_inff());
-  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto) __attribute__((always_inline)) {
-    const I place = iota() * 2 + static_cast<int32_t>(2 * q);
-    Best best{padding, load(plan.first_column + q) - place};
-    for (size_t r = 0; r < kRows; ++r) {
-      const Columns c = columns_at<kThird, false>(image + r * strip.next_row, q, w, padding);
-      const int32_t code = static_cast<int32_t>(r) * strip.down;
-      if (kThird) keep_largest<true>(c.before, code - 1, &best.value, &best.code);
-      keep_largest<true>(c.even, code, &best.value, &best.code);
-      keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
-    }
-    store(y + p * windows + q, best.value);
-    const int32_t position = strip.position + static_cast<int32_t>(p) * strip.advance;
-    store(index + p * windows + q, best.code + (place + position));
-  });
-}
-
-template <bool kSquares, size_t kRows, bool kThird, bool kShares>
-void sum_pairs(const Plan& plan, const Strip& strip, float* y) {
-  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  for_windows(plan, strip, [&](size_t p, size_t q, const float* image, auto whole) __attribute__((always_inline)) {
-    F total = F{};
-    for (size_t r = 0; r < kRows; ++r) {
-      if (kShares && r == 0 && p > 0) {
-        total = load(strip.shared + q);
-        continue;
+  const float* image = strip.image;
+  int32_t position = strip.position;
+  size_t room = strip.rows * windows;
+  for (size_t p = 0; p < strip.rows; ++p) {
+    for (size_t q = 0; q < windows; q += kLanes) {
+      Best best{padding, load(plan.first_column + q) - places_of(q)};
+      for (size_t r = 0; r < kRows; ++r) {
+        const Columns c = columns_at<kThird>(image + r * strip.next_row, q, w, padding, Part<Fill::clipped, false>{});
+        const int32_t code = static_cast<int32_t>(r) * strip.down;
+        if (kThird) keep_largest<true>(c.before, code - 1, &best.value, &best.code);
+        keep_largest<true>(c.even, code, &best.value, &best.code);
+        keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
       }
-      const float* row = image + r * strip.next_row;
-      if (r > 0) prefetch_behind(row + 2 * q);
-      const Columns c = columns_at<kThird, whole.value>(row, q, w, F{});
-      const F sum = kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
-      if (kShares && r + 1 == kRows) store(strip.shared + q, sum);
-      total += sum;
+      put<Fill::clipped>(y + q, best.value, Keep{}, room - q);
+      put<Fill::clipped>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), Keep{},
+                         room - q);
     }
-    store(y + p * windows + q, total);
+    image += strip.next_windows;
+    position += strip.advance;
+    y += windows;
+    index += strip.next_index;
+    room -= windows;
+  }
+}
+
+template <bool kSquares, bool kThird, class Where>
+OBN_INLINE F sum_of_row(const float* row, size_t q, size_t w, Where where) {
+  const Columns c = columns_at<kThird>(row, q, w, F{}, where);
+  return kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
+}
+
+template <bool kSquares, bool kThird, Fill kFill>
+void share_sum(const Plan& plan, const float* row, const SharedRow& to) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
+    store(to.value + slot, row ? sum_of_row<kSquares, kThird>(row, q, w, where) : F{});
   });
 }
 
-template <size_t kRows, bool kThird, bool kShares>
+// Averages, or (kSquares) norms.
+template <bool kSquares, size_t kRows, bool kThird, bool kShares, Fill kFill>
+void sum_pairs(const Plan& plan, const Strip& given, float* y) {
+  const Strip strip = given;
+  const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
+  const float *column_factor = plan.column_factor, *column_weight = plan.column_weight;
+  SharedRow above{}, below{};
+  if (kShares) {
+    above = strip.shared[0];
+    below = strip.shared[1];
+  }
+  const float* image = strip.image;
+  const float factor_y = 1.0f / strip.weight_y;
+  size_t room = strip.rows * windows;
+  for (size_t p = 0; p < strip.rows; ++p) {
+    for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
+      const float* row = image;
+      F total;
+      if (kShares) {
+        total = load(above.value + slot);
+      } else {
+        prefetch_behind(row + 2 * q, where);
+        total = sum_of_row<kSquares, kThird>(row, q, w, where);
+        row += strip.next_row;
+      }
+      for (size_t r = 1; r < kRows; ++r, row += strip.next_row) {
+        prefetch_behind(row + 2 * q, where);
+        const F sum = sum_of_row<kSquares, kThird>(row, q, w, where);
+        total += sum;
+        if (kShares && r + 1 == kRows) store(below.value + slot, sum);
+      }
+      if (kSquares) {
+        total = sqrt(total);
+      } else if (strip.weighs_by_product) {
+        total *= load(column_factor + q) * factor_y;
+      } else {
+        total /= load(column_weight + q) * strip.weight_y;
+      }
+      put<kFill>(y + q, total, where.windows, room - q);
+    });
+    if (kShares) {
+      const SharedRow done = above;
+      above = below;
+      below = done;
+    }
+    image += strip.next_windows;
+    y += windows;
+    room -= windows;
+  }
+}
+
+template <size_t kRows, bool kThird, Fill kFill>
 void window_pairs(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   if (plan.function == BNNSPoolingFunctionMax) {
-    if (largest_pairs<kRows, kThird, kShares>(plan, strip, y, index)) [[unlikely]]
+    if (largest_pairs<kRows, kThird, false, kFill>(plan, strip, y, index)) [[unlikely]]
       largest_pairs_or_nan<kRows, kThird>(plan, strip, y, index);
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
-    sum_pairs<true, kRows, kThird, kShares>(plan, strip, y);
+    sum_pairs<true, kRows, kThird, false, kFill>(plan, strip, y);
   } else {
-    sum_pairs<false, kRows, kThird, kShares>(plan, strip, y);
+    sum_pairs<false, kRows, kThird, false, kFill>(plan, strip, y);
   }
+}
+
+// `under` image rows under each window.
+template <bool kThird, Fill kFill>
+void window_pairs_of(int64_t under, const Plan& plan, const Strip& strip, float* y, int32_t* index) {
+  const auto run = under == 1   ? window_pairs<1, kThird, kFill>
+                   : under == 2 ? window_pairs<2, kThird, kFill>
+                                : window_pairs<3, kThird, kFill>;
+  run(plan, strip, y, index);
+}
+
+// Three image rows under each window, the first of which rows.shared[0] holds, unless it has to be filled from `above`.
+// NULL is a row of padding: then there is one row of windows.
+template <bool kThird, Fill kFill>
+void window_pairs_shared(SplitRows& rows, const Strip& strip, bool is_filled, const float* above, float* y,
+                         int32_t* index) {
+  const Plan& plan = rows.plan;
+  if (plan.function == BNNSPoolingFunctionMax) {
+    const bool has_nan = !is_filled && share_largest<kThird, kFill>(plan, above, strip.down, rows.shared[0]);
+    if (!has_nan && !largest_pairs<3, kThird, true, kFill>(plan, strip, y, index)) [[likely]] return;
+    rows.shared_row = SplitRows::kNone;
+    Strip inside = strip;  // without the row of padding
+    if (above) {
+      inside.image = above;
+      largest_pairs_or_nan<3, kThird>(plan, inside, y, index);
+    } else {
+      inside.position += strip.down;
+      largest_pairs_or_nan<2, kThird>(plan, inside, y, index);
+    }
+  } else if (plan.function == BNNSPoolingFunctionL2Norm) {
+    if (!is_filled) share_sum<true, kThird, kFill>(plan, above, rows.shared[0]);
+    sum_pairs<true, 3, kThird, true, kFill>(plan, strip, y);
+  } else {
+    if (!is_filled) share_sum<false, kThird, kFill>(plan, above, rows.shared[0]);
+    sum_pairs<false, 3, kThird, true, kFill>(plan, strip, y);
+  }
+}
+
+template <bool kThird>
+auto choose_pairs(Fill fill) {
+  return fill == Fill::whole    ? window_pairs_of<kThird, Fill::whole>
+         : fill == Fill::narrow ? window_pairs_of<kThird, Fill::narrow>
+                                : window_pairs_of<kThird, Fill::clipped>;
+}
+template <bool kThird>
+auto choose_shared(Fill fill) {
+  return fill == Fill::whole    ? window_pairs_shared<kThird, Fill::whole>
+         : fill == Fill::narrow ? window_pairs_shared<kThird, Fill::narrow>
+                                : window_pairs_shared<kThird, Fill::clipped>;
+}
+
+bool is_power_of_two(float weight) { return (__builtin_bit_cast(uint32_t, weight) & 0x7fffff) == 0; }
+
+// Rows of the image that an average counts in window row p.
+float weight_of_row(const Plan& plan, int64_t p) {
+  const int64_t count = plan.y.end(p) - plan.y.first(p);
+  return plan.count_padding ? plan.full_height : static_cast<float>(count > 0 ? count : 1);
 }
 
 // The windows of `count` rows from p on, with equally many image rows under each, as they lie in the image.
-void window_rows_pairs(const SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index) {
+void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index, size_t next_index) {
   const Plan& plan = rows.plan;
-  const int64_t first = plan.y.first(p), under = plan.y.end(p) - first;
-  const int64_t h = plan.y.start(p) + plan.y.dilation * first;
+  const Axis& axis = plan.y;
+  const int64_t start = axis.start(p), first = axis.first(p), end = axis.end(p), under = end - first;
   const size_t pitch = rows.x->y_stride;
-  Strip strip;
-  strip.image = reinterpret_cast<const float*>(rows.x->at(rows.n, rows.c, static_cast<size_t>(h)));
-  strip.next_row = static_cast<size_t>(plan.y.dilation) * pitch;
-  strip.next_windows = static_cast<size_t>(plan.y.stride) * pitch;
-  strip.rows = count;
-  strip.position = static_cast<int32_t>(h * plan.x.image);
-  strip.down = static_cast<int32_t>(plan.y.dilation * plan.x.image);
-  strip.advance = static_cast<int32_t>(plan.y.stride * plan.x.image);
-  strip.shared = rows.ring;
-  strip.shared_code = reinterpret_cast<int32_t*>(rows.ring + plan.slot_floats);
+  const auto image_row = [&](int64_t k) {
+    return reinterpret_cast<const float*>(rows.x->at(rows.n, rows.c, static_cast<size_t>(start + axis.dilation * k)));
+  };
   const bool is_third = plan.columns_count == 3;
-  if (under == 1) {
-    (is_third ? window_pairs<1, true, false> : window_pairs<1, false, false>)(plan, strip, y, index);
-  } else if (under == 2) {
-    (is_third ? window_pairs<2, true, false> : window_pairs<2, false, false>)(plan, strip, y, index);
-  } else if (strip.next_windows == 2 * strip.next_row) {
-    (is_third ? window_pairs<3, true, true> : window_pairs<3, false, true>)(plan, strip, y, index);
-  } else {
-    (is_third ? window_pairs<3, true, false> : window_pairs<3, false, false>)(plan, strip, y, index);
+  const Fill fill = fill_of(plan);
+  Strip strip;
+  strip.next_row = static_cast<size_t>(axis.dilation) * pitch;
+  strip.next_windows = static_cast<size_t>(axis.stride) * pitch;
+  strip.rows = count;
+  strip.next_index = next_index;
+  strip.down = static_cast<int32_t>(axis.dilation * plan.x.image);
+  strip.advance = static_cast<int32_t>(axis.stride * plan.x.image);
+  strip.weight_y = weight_of_row(plan, p);
+  strip.weighs_by_product = plan.weights_are_powers_of_two && is_power_of_two(strip.weight_y);
+  strip.shared = rows.shared;
+  if (axis.kernel == 3 && end == 3 && first <= 1 && axis.stride == 2 * axis.dilation) {
+    strip.image = image_row(1);
+    strip.position = static_cast<int32_t>(start * plan.x.image);
+    const bool is_filled = rows.shared_row == start;
+    rows.shared_row = start + axis.stride * static_cast<int64_t>(count);
+    const auto run = is_third ? choose_shared<true>(fill) : choose_shared<false>(fill);
+    run(rows, strip, is_filled, first == 0 ? image_row(0) : nullptr, y, index);
+    if (count % 2 == 1) rows.swap_shared();
+    return;
   }
+  strip.image = image_row(first);
+  strip.position = static_cast<int32_t>((start + axis.dilation * first) * plan.x.image);
+  (is_third ? choose_pairs<true>(fill) : choose_pairs<false>(fill))(under, plan, strip, y, index);
 }
 
 // ---- any row of windows ----
@@ -515,10 +672,8 @@ void window_rows_pairs(const SplitRows& rows, int64_t p, size_t count, float* y,
 // Powers of two become a product: the same bits, sooner.
 void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z) {
   const size_t values = rows * static_cast<size_t>(plan.x.windows);
-  const int64_t count = plan.y.end(p) - plan.y.first(p);
-  const float weight_y = plan.count_padding ? plan.full_height : static_cast<float>(count > 0 ? count : 1);
-  const bool is_power_of_two = (__builtin_bit_cast(uint32_t, weight_y) & 0x7fffff) == 0;
-  if (is_power_of_two && plan.weights_are_powers_of_two) {
+  const float weight_y = weight_of_row(plan, p);
+  if (plan.weights_are_powers_of_two && is_power_of_two(weight_y)) {
     const float factor_y = 1.0f / weight_y;
     for (size_t i = 0; i < values; i += kLanes)
       store(z + i, load_clipped(sums, i, values, F{}) * (load(plan.column_factor + i) * factor_y));
@@ -560,7 +715,7 @@ void window_row_split(SplitRows& rows, int64_t p, float* y, int32_t* index) {
 
 }  // namespace
 
-void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index) {
+void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index, bool keeps_index) {
   const Plan& plan = rows.plan;
   const size_t windows = static_cast<size_t>(plan.x.windows), values = count * windows;
   const bool is_max = plan.function == BNNSPoolingFunctionMax;
@@ -570,7 +725,7 @@ void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* in
     return;
   }
   if (rows.in_pairs) {
-    window_rows_pairs(rows, p, count, y, index);
+    window_rows_pairs(rows, p, count, y, index, keeps_index ? windows : 0);
   } else {
     window_row_split(rows, p, y, index);
   }
@@ -581,6 +736,8 @@ void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* in
       y[i] = 0.0f;
       index[i] = 0;
     }
+  } else if (rows.in_pairs) {
+    return;
   } else if (plan.function == BNNSPoolingFunctionL2Norm) {
     for (size_t i = 0; i < values; i += kLanes) store(y + i, sqrt(load(y + i)));
   } else {
@@ -602,14 +759,45 @@ void finish_rows(const Plan& plan, size_t c, size_t rows, size_t columns, float*
   for (size_t r = 0; r < rows; ++r) plan.activation.forward(z + r * columns, columns);
 }
 
+// Windows taken straight from the image, and results put straight where they belong.
+bool is_straight(const Call& call) {
+  const Plan& plan = *call.plan;
+  const size_t windows = static_cast<size_t>(plan.x.windows);
+  const bool keeps_y = call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows) && !call.y.stream &&
+                       !plan.bias.data && !plan.has_activation;
+  const bool keeps_index = !call.indices.data || (call.indices.type == BNNSDataTypeUInt32 &&
+                                                  is_one_run(call.indices, windows) && !call.indices.stream);
+  return is_in_pairs(plan, call.x) && keeps_y && keeps_index && !plan.has_empty_columns;
+}
+
+void forward_straight(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  Scratch scratch{reinterpret_cast<float*>(work)};
+  SplitRows rows(plan, &scratch);
+  int32_t* unwanted = scratch.take_indices(static_cast<size_t>(plan.x.windows) + kPad);  // (Q)
+  const size_t end = piece.row + piece.rows;
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    rows.start_plane(call.x, n, c);
+    for (size_t p = piece.row, together = 1; p < end; p += together) {
+      together = rows_together(plan, static_cast<int64_t>(p), end - p);
+      float* y = reinterpret_cast<float*>(call.y.at(n, c, p));
+      int32_t* index = call.indices.data ? reinterpret_cast<int32_t*>(call.indices.at(n, c, p)) : unwanted;
+      window_rows(rows, static_cast<int64_t>(p), together, y, index, call.indices.data);
+    }
+  }
+}
+
 void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
   const size_t windows = static_cast<size_t>(plan.x.windows), stage = plan.forward_rows * windows + 2 * kPad;
   Scratch scratch{reinterpret_cast<float*>(work)};
   SplitRows rows(plan, &scratch);
-  Outlet y_outlet{scratch.take(stage)};      // (forward_rows, Q), as the index
-  Outlet index_outlet{scratch.take(stage)};
-  Outlet wide_outlet{scratch.take(2 * stage)};
+  Outlet y_outlet(scratch.take(stage));  // (forward_rows, Q), as the index
+  Outlet index_outlet(scratch.take(stage));
+  Outlet wide_outlet(scratch.take(2 * stage));
+  float* y = y_outlet.stage;
+  int32_t* index = reinterpret_cast<int32_t*>(index_outlet.stage);
   const bool streams_y = call.y.stream && call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows);
   const bool streams_index = call.indices.stream && is_one_run(call.indices, windows);
   const bool is_wide = streams_index && call.indices.type == BNNSDataTypeUInt64;
@@ -620,10 +808,6 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
     const bool splits_ahead = plan.splits_ahead && !rows.in_pairs;
     for (size_t p = piece.row; p < end; p += plan.forward_rows) {
       const size_t count = end - p < plan.forward_rows ? end - p : plan.forward_rows;
-      float* y = streams_y ? y_outlet.room_for(call.y.at(n, c, p)) : y_outlet.stage;
-      float* index_room = streams_index && !is_wide ? index_outlet.room_for(call.indices.at(n, c, p))
-                                                    : index_outlet.stage;
-      int32_t* index = reinterpret_cast<int32_t*>(index_room);
       for (size_t r = 0, together = 1; r < count; r += together) {
         const int64_t row = static_cast<int64_t>(p + r);
         if (splits_ahead && p + r + 1 < end) split_ahead(rows, row + 1);
@@ -632,16 +816,19 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
       }
       finish_rows(plan, c, count, windows, y);
       if (streams_y) {
+        y_outlet.lead_to(call.y.at(n, c, p));
         y_outlet.put(count * windows);
       } else {
         put_rows(call.y, n, c, p, count, windows, y, rows.line);
       }
       if (!call.indices.data) continue;
       if (is_wide) {
-        uint64_t* wide = reinterpret_cast<uint64_t*>(wide_outlet.room_for(call.indices.at(n, c, p)));
+        uint64_t* wide = reinterpret_cast<uint64_t*>(wide_outlet.stage);
         for (size_t i = 0; i < count * windows; ++i) wide[i] = static_cast<uint32_t>(index[i]);
+        wide_outlet.lead_to(call.indices.at(n, c, p));
         wide_outlet.put(2 * count * windows);
       } else if (streams_index) {
+        index_outlet.lead_to(call.indices.at(n, c, p));
         index_outlet.put(count * windows);
       } else {
         put_indices(call.indices, n, c, p, count, windows, index);
@@ -712,6 +899,8 @@ void forward(const Call& call, const Piece& piece, std::byte* work) {
   } else if (call.plan->is_global_average && call.x.type == BNNSDataTypeFloat32 &&
              is_one_run(call.x, static_cast<size_t>(call.plan->x.image))) {
     forward_global(call, piece, work);
+  } else if (is_straight(call)) {
+    forward_straight(call, piece, work);
   } else {
     forward_windows(call, piece, work);
   }
@@ -762,15 +951,22 @@ bool has_stray(const Plan& plan, const IndexRows& of) {
   const int32_t* index = of.index;
   uint32_t first_row = of.first_row;
   I found = I{};
-  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
-    size_t q = 0;
-    for (; q + kLanes <= windows; q += kLanes)
-      found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
-    if (q == windows) continue;
-    const U last = reinterpret_cast<U>(load_first_indices(index + q, windows - q));
-    found |= is_stray<kUnder>(plan, of, last, first_row, q) & (iota() < static_cast<int32_t>(windows - q));
+  if (windows >= kLanes) {
+    for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance) {
+      const auto look_at = [&](size_t q) __attribute__((always_inline)) {
+        found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(load(index + q)), first_row, q);
+      };
+      for (size_t q = 0; q < windows - kLanes; q += kLanes) look_at(q);
+      look_at(windows - kLanes);
+    }
+    return any(found);
   }
-  return any(found);
+  size_t room = (of.rows - 1) * of.next + windows;  // from this row to the end of the last
+  for (size_t p = 0; p < of.rows; ++p, index += of.next, first_row += of.advance, room -= of.next) {
+    const I row = room >= kLanes ? load(index) : load_first_indices(index, windows);
+    found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(row), first_row, 0);
+  }
+  return any(found & (iota() < static_cast<int32_t>(windows)));
 }
 
 // Indices from row p of the windows on, `rows` rows that are `next` apart.

@@ -122,10 +122,88 @@ OBN_INLINE size_t output_columns(const Plan& plan) {
 void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
               float* line);
 
+// A run of 4-byte values that leaves past the caches in pieces. Only whole cache lines go out; what is left of the last
+// one waits for the next piece: arrays seldom begin on a line, and lines written in two halves made the forward pass of
+// 2x2 maxima take about a sixth longer (3x3: a twentieth).
+struct Outlet {
+  static constexpr size_t kLine = 16;  // values in a cache line
+
+  float* stage;             // room for a piece, and for what waits in front of it: so pieces always begin at a line
+  std::byte* to = nullptr;  // where the first value that waits goes
+  size_t kept = 0;          // values that wait, fewer than kLine
+
+  [[gnu::always_inline]] inline explicit Outlet(float* block) : stage(block + kLine) {}
+
+  // The caller puts values that go to `destination` into the stage.
+  [[gnu::always_inline]] inline void lead_to(std::byte* destination) {
+    if (to + kept * sizeof(float) == destination) return;
+    flush();
+    to = destination;
+  }
+  // n values have been put there.
+  [[gnu::always_inline]] inline void put(size_t n) {
+    const float* from = stage - kept;
+    const size_t total = kept + n;
+    const size_t to_line = (64 - reinterpret_cast<uintptr_t>(to) % 64) % 64 / sizeof(float);
+    const size_t head = to_line < total ? to_line : total, end = head + (total - head) / kLine * kLine;
+    if (head > 0) __builtin_memcpy(to, from, head * sizeof(float));
+    float* line = reinterpret_cast<float*>(to);
+    for (size_t i = head; i < end; i += kLanes) stream(line + i, load(from + i));
+    kept = total - end;
+    for (size_t i = 0; i < kLine; i += kLanes) store(stage - kLine + i, load(stage + n - kLine + i));
+    to += end * sizeof(float);
+  }
+  [[gnu::always_inline]] inline void flush() {
+    if (kept > 0) __builtin_memcpy(to, stage - kept, kept * sizeof(float));
+    kept = 0;
+  }
+};
+
 // ---- rows of windows ----
+
+// How the windows of a row fill vectors.
+enum class Fill {
+  whole,    // at least one vector of windows, all with two columns inside the image
+  narrow,   // the same with less than one vector (AVX-512 only, which loads parts of vectors)
+  clipped,  // the rest
+};
+
+// Puts down what a vector makes: narrow ones the values to keep, clipped ones no more than there is room for.
+template <Fill kFill>
+OBN_INLINE void put(float* to, F v, [[maybe_unused]] Keep keep, size_t room) {
+#if defined(__AVX512F__)
+  if constexpr (kFill == Fill::narrow) {
+    _mm512_mask_storeu_ps(to, keep, reinterpret_cast<__m512>(v));
+    return;
+  }
+#endif
+  if (kFill == Fill::whole || room >= kLanes) [[likely]] {
+    store(to, v);
+  } else {
+    store_first(to, v, room);
+  }
+}
+
+// What one row of windows leaves for the next lies in slots of a vector each. Where the last vector of a row ends with
+// the row and visits some windows again, its slot is nevertheless one of its own: a load that takes its parts from two
+// stores has to wait for both to reach the cache, which takes long behind streaming stores.
+OBN_INLINE size_t slot_of_last(size_t windows) { return (windows - 1) / kLanes * kLanes; }
+
+// Windows can be taken from the image as it lies, two columns at a time.
+OBN_INLINE bool is_in_pairs(const Plan& plan, const Tensor& x) {
+  return plan.is_in_pairs && x.type == BNNSDataTypeFloat32 && x.x_stride == 1;
+}
+
+// What the windows of two neighbouring rows make of the image row under both.
+struct SharedRow {
+  float* value;   // (Q + kPad), by slots
+  int32_t* code;  // (Q + kPad)
+};
 
 // The last rows of one plane that were split, ready for windows.
 struct SplitRows {
+  static constexpr int64_t kNone = INT64_MIN;
+
   const Plan& plan;
   float* ring;    // (ring_rows, row_floats), padding around each residue
   int32_t* held;  // (ring_rows) which image row a slot holds, -1 none
@@ -133,6 +211,8 @@ struct SplitRows {
   float* line;    // (line_floats) a converted row
   float padding;
   bool in_pairs = false;  // windows are taken straight from the image, the ring stays unused
+  SharedRow shared[2] = {};    // in pairs: the first is of shared_row, the second has room for the next
+  int64_t shared_row = kNone;
   const Tensor* x = nullptr;
   size_t n = 0;
   size_t c = 0;
@@ -143,16 +223,24 @@ struct SplitRows {
         line(nullptr), padding(p.function == BNNSPoolingFunctionMax ? -__builtin_inff() : 0.0f) {
     ring = scratch->take(p.ring_rows * p.row_floats);
     line = scratch->take(p.line_floats);
+    if (!p.is_in_pairs) return;
+    for (SharedRow& row : shared) row = {scratch->take(p.slot_floats), scratch->take_indices(p.slot_floats)};
   }
   [[gnu::always_inline]] inline void start_plane(const Tensor& tensor, size_t sample, size_t channel) {
     x = &tensor;
     n = sample;
     c = channel;
-    in_pairs = plan.is_in_pairs && tensor.type == BNNSDataTypeFloat32 && tensor.x_stride == 1;
+    in_pairs = is_in_pairs(plan, tensor);
+    shared_row = kNone;
     if (in_pairs) return;
     if (!is_filled) fill(ring, plan.ring_rows * plan.row_floats, padding);
     is_filled = true;
     for (size_t i = 0; i < plan.ring_rows; ++i) held[i] = -1;
+  }
+  [[gnu::always_inline]] inline void swap_shared() {
+    const SharedRow first = shared[0];
+    shared[0] = shared[1];
+    shared[1] = first;
   }
 };
 
@@ -160,13 +248,13 @@ struct SplitRows {
 OBN_INLINE size_t rows_together(const Plan& plan, int64_t p, size_t most) {
   if (p < plan.full_begin || p >= plan.full_end) return 1;
   const size_t left = static_cast<size_t>(plan.full_end - p);
-  const size_t least = left < plan.forward_rows ? left : plan.forward_rows;
-  return least < most ? least : most;
+  return left < most ? left : most;
 }
 
 // y (count, Q) = function over the windows of `count` rows from p on, and index (count, Q) for Max; more than one row
-// only where windows are taken from the image in pairs, and then no more than rows_together.
-void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index);
+// only where windows are taken from the image in pairs, and then no more than rows_together. Nothing past the last value
+// is written then, and index may be one row (keeps_index false).
+void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* index, bool keeps_index = true);
 
 // z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it.
 void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z);

@@ -35,12 +35,16 @@ OBN_INLINE F load_bfloat16(const uint16_t* p) {
   std::memcpy(&half, p, sizeof half);
   return from_bits(reinterpret_cast<I>(__builtin_convertvector(half, U) << 16));
 }
-OBN_INLINE void store_bfloat16(uint16_t* p, F v) {
-  typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+// In the lower halves of the lanes.
+OBN_INLINE U round_to_bfloat16(F v) {
   U u = reinterpret_cast<U>(v);
   U rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   U nan = (u >> 16) | 0x40;
-  H half = __builtin_convertvector((v != v) ? nan : rounded, H);
+  return (v != v) ? nan : rounded;
+}
+OBN_INLINE void store_bfloat16(uint16_t* p, F v) {
+  typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+  H half = __builtin_convertvector(round_to_bfloat16(v), H);
   std::memcpy(p, &half, sizeof half);
 }
 

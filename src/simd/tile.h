@@ -43,8 +43,15 @@ struct Tile {
   size_t ahead_step = 0;
 };
 
+// One step of k: what a word of a becomes, and how it meets a word of b. Here words are floats;
+// gemm_pairs_kernels.cpp has others.
+struct FusedStep {
+  OBN_INLINE F spread(const float* a) { return splat(*a); }
+  OBN_INLINE F add(F sum, F x, F w) { return sum + x * w; }
+};
+
 // A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.
-template <size_t kRows, size_t kVectors, bool kPacked, bool kWhole, bool kCopies>
+template <size_t kRows, size_t kVectors, bool kPacked, bool kWhole, bool kCopies, class Step = FusedStep>
 OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
   F sum[kRows][kVectors];
   const size_t last = kWhole ? kLanes : t.columns - (kVectors - 1) * kLanes;  // values in the last vector
@@ -74,9 +81,9 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     __builtin_prefetch(ahead);
 #pragma GCC unroll 16
     for (size_t i = 0; i < kRows; ++i) {
-      const F x = splat(kPacked ? a[i] : a[i * t.a_row]);
+      const F x = Step::spread(kPacked ? a + i : a + i * t.a_row);
 #pragma GCC unroll 2
-      for (size_t v = 0; v < kVectors; ++v) sum[i][v] += x * w[v];
+      for (size_t v = 0; v < kVectors; ++v) sum[i][v] = Step::add(sum[i][v], x, w[v]);
     }
     a += kPacked ? kRows : t.a_step;
     b += t.b_step;

@@ -96,7 +96,7 @@ OBN_INLINE void stream(float* p, F v) {
 #endif
 }
 // Brings the line of p into the second-level cache; any address will do.
-OBN_INLINE void prefetch(const float* p) { __builtin_prefetch(p, 0, 2); }
+OBN_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 OBN_INLINE void fence() {
 #if defined(__SSE2__)

@@ -1,5 +1,6 @@
 """Fused cases: a case of convolution, fully connected or arithmetic, then a normalization."""
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -80,6 +81,18 @@ class FusedCase:
     @property
     def is_weighted(self):
         return self.word != "arithmetic"
+
+    @property
+    def is_one_layer(self):
+        """A convolution of few taps and a batch norm: done as one, with bits of its own."""
+        if self.word != "convolution" or self.first.transposed or self.kind != "batch":
+            return False
+        if self.dtype != "float32" or self.y_gaps[3] or self.first.groups > 1:
+            return False
+        if self.activation not in ("identity", "rectified_linear") or self.first.image[1] > 4:
+            return False
+        taps, (outputs, *extents) = math.prod(self.first.weights_shape[1:]), self.shape[1:]
+        return taps <= 32 and taps * taps <= 16 * outputs and math.prod(extents) >= 64
 
     @property
     def shape(self):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
+LOG_EPSILON = float(torch.tensor(1e-7))  # of the log loss, a float32
+
 ACTIVATIONS = {
     "identity": lambda x, a, b: x,
     "rectified_linear": lambda x, a, b: F.relu(x),
@@ -102,24 +104,93 @@ def _connected(x, w, bias, case):
     return F.linear(x, w, bias)
 
 
-def loss(case, x, labels):
-    """y and dx of a loss without weights; `case` has its function, parameter and reduction."""
-    x = _leaf(x.astype("float64"))
+def loss(case, x, labels, weights, dy):
+    """y, and dx for dy (an array like y): PyTorch's own function where it has one, its autograd
+    for all. `case` has the function, its parameter and the reduction; weights may be None."""
+    x, dy = _leaf(x.astype("float64")), torch.tensor(dy.astype("float64"))
     rows = x.reshape(x.shape[0], -1)
-    truth = torch.tensor(labels.astype("float64" if case.labels == "dense" else "int64"))
     if case.labels == "dense":
-        truth = truth.reshape(rows.shape)
-    smooth, reduction = case.parameter, {"reduction": case.reduction}
-    if case.function == "softmax_cross_entropy":
-        y = F.cross_entropy(rows, truth, label_smoothing=smooth, **reduction)
-    elif case.function == "sigmoid_cross_entropy":
-        truth = truth * (1 - smooth) + smooth / 2
-        y = F.binary_cross_entropy_with_logits(rows, truth, **reduction)
-    elif case.function == "huber":
-        y = F.huber_loss(rows, truth, delta=smooth or 1.0, **reduction)
+        truth = torch.tensor(labels.astype("float64")).reshape(rows.shape)
     else:
-        measure = F.mse_loss if case.function == "mean_square_error" else F.l1_loss
-        y = measure(rows, truth, **reduction)
+        truth = torch.tensor(labels.astype("int64"))
+    w = torch.ones((), dtype=torch.float64) if weights is None else torch.tensor(weights).double()
+    w = w.reshape(len(rows) if w.numel() > 1 else 1, -1).expand(rows.shape)
+    each = _losses(case, rows, truth, w)
+    y = _reduced(case, each, w).reshape(dy.shape)
+    (y * dy).sum().backward()
+    return y.detach().numpy(), x.grad.numpy()
+
+
+def _losses(case, x, truth, w):
+    """Every loss with its weights: (b, n), or (b,) where a sample has one."""
+    function, smooth, each = case.function, case.parameter, {"reduction": "none"}
+    if case.is_per_sample:
+        if function == "softmax_cross_entropy" and bool((w == w[:, :1]).all()):
+            return w[:, 0] * F.cross_entropy(x, truth, label_smoothing=smooth, **each)
+        if truth.ndim == 1:
+            truth = F.one_hot(truth, x.shape[1]).double()
+        if function == "cosine_distance":
+            return 1 - (w * truth * F.normalize(x)).sum(1)
+        share = (truth != 0).sum(1, keepdim=True).clamp(min=1)
+        if function == "softmax_cross_entropy":
+            truth, share = truth * (1 - smooth) + smooth / x.shape[1], 1
+        return -(w * truth / share * F.log_softmax(x, 1)).sum(1)
+    if function == "sigmoid_cross_entropy":
+        truth = truth * (1 - smooth) + smooth / 2
+        return F.binary_cross_entropy_with_logits(x, truth, weight=w, **each)
+    if function == "log":
+        p, q = x + LOG_EPSILON, 1 - x + LOG_EPSILON
+        return -w * (truth * p.log() + (1 - truth) * q.log())
+    if function == "hinge":
+        return w * F.relu(1 - (2 * truth - 1) * x)
+    if function == "huber":
+        return w * F.huber_loss(x, truth, delta=smooth or 1.0, **each)
+    return w * (F.mse_loss if function == "mean_square_error" else F.l1_loss)(x, truth, **each)
+
+
+def _reduced(case, losses, w):
+    if case.reduction in ("none", "sum"):
+        return losses.sum() if case.reduction == "sum" else losses
+    each = w.mean(1) if case.is_per_sample else w
+    divisor = {
+        "mean": each.numel(),
+        "weighted_mean": each.sum(),
+        "non_zero_weight_mean": (each != 0).sum(),
+    }[case.reduction]
+    return losses.sum() / divisor if divisor != 0 else 0 * losses.sum()
+
+
+def yolo(x, truth, anchors, parameters):
+    """(loss, gradient). Who predicts an object, and the overlap that its confidence is to have,
+    count as constants."""
+    p, x = parameters, _leaf(x.astype("float64"))
+    truth, anchors = torch.tensor(truth).double(), torch.tensor(anchors).double()
+    place = torch.sigmoid(x[..., :2])
+    with torch.no_grad():
+        sizes = [anchors * v[..., 2:4].exp() for v in (x, truth)]
+        edges = [
+            torch.cat([middle - size / 2, middle + size / 2], -1)
+            for middle, size in zip((place, truth[..., :2]), sizes, strict=True)
+        ]
+        first, last = torch.maximum(*edges)[..., :2], torch.minimum(*edges)[..., 2:]
+        shared = (last - first).clamp(min=0).prod(-1)
+        overlap = shared / (sizes[0].prod(-1) + sizes[1].prod(-1) - shared)
+        there = truth[..., 4] > 0
+        overlap = torch.where(there, overlap, 0.0)
+        is_best = F.one_hot(overlap.argmax(-1), len(anchors)).bool()
+        found = there & (is_best | (overlap >= p.object_min_iou))
+        empty = ~found & (~there | (overlap <= p.no_object_max_iou))
+    confidence, target = x[..., 4], overlap if p.rescore else torch.ones_like(overlap)
+    entropy = F.binary_cross_entropy_with_logits
+    each = p.xy_scale * F.mse_loss(place, truth[..., :2], reduction="none").sum(-1)
+    sizes = F.huber_loss(x[..., 2:4], truth[..., 2:4], delta=p.huber_delta, reduction="none")
+    each = each + p.wh_scale * sizes.sum(-1)
+    each = each + p.object_scale * entropy(confidence, target, reduction="none")
+    if p.anchor_box_size > 5:
+        logs = F.log_softmax(x[..., 5:], -1)
+        each = each - p.classification_scale * (truth[..., 5:] * logs).sum(-1)
+    nothing = entropy(confidence[empty], torch.zeros_like(confidence[empty]), reduction="sum")
+    y = each[found].sum() + p.no_object_scale * nothing
     y.backward()
     return y.detach().numpy(), x.grad.numpy()
 

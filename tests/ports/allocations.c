@@ -353,6 +353,39 @@ static int count_arithmetic(const char *name, size_t b_side, uint32_t activation
     return failures;
 }
 
+/* A batch of products of images, of two inputs or with weights */
+static int matmul_step(BNNSFilter filter, int has_weights) {
+    BNNSNDArrayDescriptor a = image(SIDE, CHANNELS, dx), b = a, out = image(SIDE, CHANNELS, x);
+    size_t square[] = {CHANNELS, CHANNELS};
+    BNNSNDArrayDescriptor w_delta = array(BNNSDataLayoutRowMajorMatrix, square, 2, dw);
+    if (has_weights) {
+        if (BNNSFilterApplyBatch(filter, BATCH, x, IN, z, IN)) return 1;
+        return BNNSFilterApplyBackwardBatch(filter, BATCH, x, IN, &a, IN, NULL, 0, &out, IN, &w_delta, NULL);
+    }
+    b.data = z;
+    if (BNNSFilterApplyTwoInputBatch(filter, BATCH, x, IN, x, IN, z, IN)) return 1;
+    return BNNSFilterApplyBackwardTwoInputBatch(filter, BATCH, x, IN, &a, IN, x, IN, &b, IN, NULL, 0, &out, IN, NULL,
+                                                NULL);
+}
+
+static int count_matmul(const char *name, const char *operation, int has_weights) {
+    size_t square[] = {CHANNELS, CHANNELS};
+    BNNSLayerParametersTensorContraction parameters = {0};
+    parameters.operation = operation;
+    parameters.alpha = 1;
+    parameters.iA_desc = parameters.iB_desc = parameters.o_desc = image(SIDE, CHANNELS, NULL);
+    if (has_weights) parameters.iB_desc = array(BNNSDataLayoutRowMajorMatrix, square, 2, w);
+    BNNSFilter filter = BNNSFilterCreateLayerTensorContraction(&parameters, NULL);
+    if (!filter) return 1;
+    int failures = matmul_step(filter, has_weights) + matmul_step(filter, has_weights);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 5; i++) failures += matmul_step(filter, has_weights);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    printf("contraction %s: %d\n", name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 static int count_quantization(void) {
     static int8_t stored[BATCH * IN];
     size_t channels = CHANNELS;
@@ -490,6 +523,58 @@ static int count_fused_others(void) {
     return failures;
 }
 
+static int attention_step(BNNSFilter filter, size_t batch, size_t rows, size_t width, size_t heads,
+                          size_t *cache_size, void *cache) {
+    size_t input[] = {rows, width}, weights[] = {width, width / heads, heads}, last[] = {width, width};
+    BNNSMHAProjectionParameters d[4] = {0};
+    for (int k = 0; k < 3; k++) {
+        d[k].target_desc = array(BNNSDataLayout2DFirstMajor, input, 2, dx);
+        d[k].weights = array(BNNSDataLayoutMHA_DHK, weights, 3, dw + (size_t)k * width * width);
+    }
+    d[3].target_desc = array(BNNSDataLayout2DFirstMajor, input, 2, z);
+    d[3].weights = array(BNNSDataLayout2DFirstMajor, last, 2, dw + 3 * width * width);
+    if (BNNSApplyMultiheadAttention(filter, batch, x, 0, x, 0, NULL, 0, x, 0, z, 0, NULL,
+                                    cache ? cache_size : NULL, cache, NULL, NULL))
+        return 1;
+    return BNNSApplyMultiheadAttentionBackward(filter, batch, x, 0, &d[0], x, 0, NULL, 0, &d[1], x, 0,
+                                               &d[2], NULL, NULL, NULL, z, 0, &d[3],
+                                               cache ? *cache_size : 0, cache, NULL, NULL);
+}
+
+static int count_attention(const char *name, size_t batch, size_t rows, size_t width, size_t heads,
+                           int is_cached) {
+    size_t input[] = {rows, width}, weights[] = {width, width / heads, heads}, last[] = {width, width};
+    BNNSLayerParametersMultiheadAttention parameters = {0};
+    BNNSMHAProjectionParameters *p[] = {&parameters.query, &parameters.key, &parameters.value,
+                                        &parameters.output};
+    for (int k = 0; k < 4; k++) {
+        p[k]->target_desc = array(BNNSDataLayout2DFirstMajor, input, 2, NULL);
+        p[k]->weights = k < 3 ? array(BNNSDataLayoutMHA_DHK, weights, 3, w)
+                              : array(BNNSDataLayout2DFirstMajor, last, 2, w);
+    }
+    BNNSFilterParameters options = {0};
+    options.flags = BNNSFlagsUseClientPtr;
+    BNNSFilter filter = BNNSFilterCreateLayerMultiheadAttention(&parameters, &options);
+    if (!filter) return 1;
+    size_t size = 0;
+    void *cache = NULL;
+    if (is_cached) {
+        if (BNNSApplyMultiheadAttention(filter, batch, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL, 0, NULL,
+                                        &size, NULL, NULL, NULL))
+            return 1;
+        cache = malloc(size);
+    }
+    int failures = 0;
+    for (int i = 0; i < 2; i++) failures += attention_step(filter, batch, rows, width, heads, &size, cache);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < 20; i++) failures += attention_step(filter, batch, rows, width, heads, &size, cache);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    free(cache);
+    printf("attention %s: %d\n", name, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 int main(void) {
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
@@ -561,10 +646,15 @@ int main(void) {
         failures += count_normalization(&normalizations[k]);
     failures += count_arithmetic("of equal shapes", SIDE, 0);
     failures += count_arithmetic("with a parameter", 1, 1);
+    failures += count_matmul("of two inputs", "a_xyc, b_yzc -> c_xzc", 0);
+    failures += count_matmul("with weights", "a_xyc, w_dc -> c_xyd", 1);
     failures += count_quantization();
     for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
         failures += count_fused_convolution(&convolutions[k]);
     failures += count_fused_others();
+    failures += count_attention("32x32", 4, 32, 64, 4, 0);
+    failures += count_attention("300x300", 1, 300, 128, 2, 0);
+    failures += count_attention("300x300 with a cache", 1, 300, 128, 2, 1);
 
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */

@@ -1,0 +1,80 @@
+"""Attention: a forward pass into `out=` with a cache, then all gradients into given arrays."""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from cases.attention import AttentionCase, by_name
+
+from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+
+CASES = [
+    AttentionCase(8, 128, 128, 8, 64),
+    AttentionCase(1, 2048, 2048, 8, 64),
+    AttentionCase(1, 2048, 2048, 8, 64, causal=True),
+    AttentionCase(32, 32, 32, 4, 16),
+    AttentionCase(1, 16, 16, 4, 16),
+]
+GRADIENTS = (
+    "query.input", "key.input", "value.input", "query.weights", "key.weights", "value.weights",
+    "output.weights", "query.bias", "key.bias", "value.bias", "output.bias",
+)  # fmt: skip
+RESULTS = ("y", *GRADIENTS)
+
+
+def rows(run: Run) -> Iterator[Row]:
+    """One row per phase of every case that matches."""
+    chosen = [_entry(case, run) for case in CASES if re.search(run.only, f"attention {case}")]
+    return race_entries("attention", chosen, run)
+
+
+def works(case: AttentionCase) -> tuple[Work, Work]:
+    """Forward and backward (README.md, "Floors"): inputs, weights and y once; then those, dy and
+    all gradients. Backward has two products for every projection and five for the scores."""
+    inputs = case.model * case.batch * (case.targets + 2 * case.sources)
+    outputs = case.model * case.batch * case.targets
+    weights = 4 * case.model**2
+    scores = 2 * case.batch * case.targets * case.sources * case.model
+    seen = scores // 2 if case.causal else scores
+    forward = case.multiplications - scores + seen
+    backward = 2 * (case.multiplications - scores) + 5 * seen // 2
+    return (
+        Work(4 * (inputs + weights), 4 * outputs, forward),
+        Work(4 * (inputs + weights + outputs), 4 * (inputs + weights), backward),
+    )
+
+
+def _entry(case: AttentionCase, run: Run) -> Entry:
+    return Entry.unary(str(case), *works(case), lambda: _contenders(case, run), RESULTS)
+
+
+def _contenders(case: AttentionCase, run: Run) -> list[Contender]:
+    p, dy = case.parameters(), case.output_gradient()
+    found = [_ours(case, p, dy, run.threads)]
+    for peer in run.peers.values():
+        found += peer.attention(case, p, dy, run.compiled)
+    return found
+
+
+def _ours(case: AttentionCase, p, dy: np.ndarray, threads: int) -> Contender:
+    layer, y = case.layer(p, threads), np.empty_like(dy)
+    _, cache = layer.apply(p.q, p.k, p.v, cache=True)
+    first = by_name(layer.apply_backward(p.q, p.k, p.v, dy, cache=cache))
+    targets = {name: first[name] for name in GRADIENTS}
+
+    def forward():
+        layer.apply(p.q, p.k, p.v, out=y, cache=cache)
+
+    def backward():
+        layer.apply_backward(p.q, p.k, p.v, dy, cache=cache, gradients=targets)
+
+    def result():
+        forward()
+        backward()
+        flat = [targets[name] for name in GRADIENTS]
+        flat[3:6] = [array.reshape(-1, array.shape[-1]) for array in flat[3:6]]
+        flat[7:10] = [array.reshape(-1) for array in flat[7:10]]
+        flat[8] = None  # the gradient of the keys' bias is 0, what comes out is rounding
+        return y, *flat
+
+    return Contender(OURS, forward, backward, result, kept_bytes=cache.nbytes)

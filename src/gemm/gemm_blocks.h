@@ -1,0 +1,45 @@
+// What the loops over packed operands share, whatever their words are. Kernel files only (see simd/vec.h).
+#pragma once
+
+#include "gemm/gemm_kernels.h"
+#include "simd/tile.h"
+
+namespace obn::OBN_TARGET::gemm {
+
+using obn::gemm::Block;
+using obn::gemm::Operand;
+using obn::gemm::Product;
+
+OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+// Row panels of a block, as even as they come (30 rows of 14: 3 x 10); the first ones may have one row more.
+struct Panels {
+  size_t count, rows, longer;
+
+  [[gnu::always_inline]] explicit Panels(size_t all) : count(row_panels(all)), rows(all / count), longer(all % count) {}
+  [[gnu::always_inline]] size_t rows_of(size_t panel) const { return rows + (panel < longer ? 1 : 0); }
+  [[gnu::always_inline]] size_t row_of(size_t panel) const { return panel * rows + least(panel, longer); }
+};
+
+// What a tile at (row, column) of c is to do besides multiplying. Biases go with the first cut of k.
+OBN_INLINE void begin(const Product& p, size_t row, size_t column, size_t columns, bool first, Tile* t) {
+  t->c = p.c + row * p.c_row + column;
+  t->c_row = p.c_row;
+  t->columns = columns;
+  t->accumulate = p.accumulate || !first;
+  t->alpha = p.alpha;
+  t->row_bias = first && p.row_bias ? p.row_bias + row : nullptr;
+  t->column_bias = first && p.column_bias ? p.column_bias + column : nullptr;
+}
+
+OBN_INLINE void activate(const Product& p, size_t row, size_t rows, size_t column, size_t columns) {
+  if (!p.activation) return;
+  for (size_t i = row; i < row + rows; ++i) p.activation->forward(p.c + i * p.c_row + column, columns);
+}
+
+// Columns after which an activation comes: while they are in the cache, unless it wants whole rows.
+OBN_INLINE size_t columns_at_once(const Product& p, const Block& block, size_t tile_columns) {
+  return p.activation && p.activation->is_elementwise() ? 8 * tile_columns : block.columns;
+}
+
+}  // namespace obn::OBN_TARGET::gemm
