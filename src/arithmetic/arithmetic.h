@@ -161,8 +161,8 @@ class Plan {
   void write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker, size_t b,
                    size_t n) const;
   void sum_gradient(const BackwardCall& call, size_t target, bool writes_others, std::byte* work) const;
-  void gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row, float* other,
-                    size_t n) const;
+  const float* gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row,
+                            float* other, size_t n) const;
 
   const Kernels* kernels_ = nullptr;
   Function function_ = BNNSArithmeticAdd;

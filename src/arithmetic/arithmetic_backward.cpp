@@ -89,9 +89,24 @@ bool Plan::outputs_are_accepted(const BackwardCall& call) const {
   return accepted;
 }
 
-// row (n) = the sum of the gradients of `inputs`; other (n) is overwritten.
-void Plan::gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row, float* other,
-                        size_t n) const {
+namespace {
+
+// The gradient of the one input in `inputs` is dz itself, which lies there as a row.
+bool is_dz(Function f, unsigned inputs, const Sources& sources) {
+  if (!sources.moves[kDz]) return false;
+  switch (f) {
+    case BNNSArithmeticAdd: return inputs == 1 || inputs == 2;
+    case BNNSArithmeticSubtract: return inputs == 1;
+    case BNNSArithmeticMultiplyAdd: return inputs == 4;
+    default: return false;
+  }
+}
+
+}  // namespace
+
+// row (n) = the sum of the gradients of `inputs`, returned; other (n) is overwritten.
+const float* Plan::gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row,
+                                float* other, size_t n) const {
   bool is_first = true;
   for (size_t k = 0; k < inputs_; ++k) {
     if (!(inputs >> k & 1)) continue;
@@ -100,6 +115,7 @@ void Plan::gradient_row(const BackwardCall& call, unsigned inputs, const Sources
     if (!is_first) kernels_->add(other, row, n);
     is_first = false;
   }
+  return row;
 }
 
 void Plan::run(const BackwardCall& call, std::byte* work) const {
@@ -136,20 +152,24 @@ void add_written(const BackwardCall& call, Blocks* blocks, Written* written) {
 // Block b of all of them.
 void Plan::write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker,
                        size_t b, size_t n) const {
-  float* rows[kInputs];
+  const float* rows[kInputs];
   for (size_t t = 0; t < call.targets; ++t) {
     const size_t tensor = written.tensor[t];
     if (tensor == kNone) continue;
     const bool is_direct = !written.in_place && !written.streams && !call.dx_view[t].accumulate;
-    rows[t] = is_direct ? walker.place(tensor, b) : walker.buffer(tensor);
-    gradient_row(call, call.sources[t], sources, rows[t], walker.extra(2), n);
+    float* row = is_direct ? walker.place(tensor, b) : walker.buffer(tensor);
+    // dz may be overwritten by another gradient
+    rows[t] = !written.in_place && is_dz(function_, call.sources[t], sources)
+                  ? sources.p[kDz]
+                  : gradient_row(call, call.sources[t], sources, row, walker.extra(2), n);
   }
   for (size_t t = 0; t < call.targets; ++t) {
     const size_t tensor = written.tensor[t];
     if (tensor == kNone) continue;
     if (call.dx_view[t].accumulate) {
       walker.read_into(tensor, b, walker.extra(2));
-      kernels_->add(walker.extra(2), rows[t], n);
+      kernels_->add(rows[t], walker.extra(2), n);
+      rows[t] = walker.extra(2);
     }
     walker.write(tensor, b, rows[t], written.streams);
   }
@@ -260,8 +280,10 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     for (; count > 0; --count) {
       const size_t n = blocks.values(b);
       const Sources sources = read_sources(reads, activation_, walker, b, n);
-      float* row = walker.extra(2);
-      gradient_row(call, call.sources[target], sources, row, walker.extra(3), n);
+      const unsigned inputs = call.sources[target];
+      const float* row = is_dz(function_, inputs, sources)
+                             ? sources.p[kDz]
+                             : gradient_row(call, inputs, sources, walker.extra(2), walker.extra(3), n);
       if (keeps_all) {
         kernels_->add_to_doubles(row, total, n);
       } else if (sums_rows) {
