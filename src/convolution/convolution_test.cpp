@@ -18,7 +18,6 @@
 namespace obn::convolution {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // ---- numbers ----
