@@ -125,7 +125,7 @@ class _ProductLayer(BinaryLayer):
             LayerApplyError: the layer is closed, a wanted gradient needs the array that is None, or
                 the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.BroadcastMatrixMultiplyLayer(input_a=(2, 2), input_b=(2, 2))
             >>> a, b = np.array([[[1, 2], [3, 4]]], "f4"), np.array([[[5, 6], [7, 8]]], "f4")
@@ -171,7 +171,7 @@ class BroadcastMatrixMultiplyLayer(_ProductLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: the weights do not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.BroadcastMatrixMultiplyLayer(
         ...     input_a=(2, 3), input_b=np.array([[1, 0], [0, 1], [1, 1]], "f4"), b_is_weights=True)
@@ -259,7 +259,7 @@ class TensorContractionLayer(_ProductLayer):
         LayerCreationError: the arguments do not make a layer.
         ArrayError: the weights do not fit.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.TensorContractionLayer(
         ...     "a_ip, b_iq -> o_pq", input_a=(1, 2), input_b=(1, 2), alpha=10)
@@ -342,7 +342,7 @@ class GramLayer(UnaryLayer):
     Raises:
         LayerCreationError: the arguments do not make a layer.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> layer = openbnns.GramLayer(input=(2, 1, 2))
         >>> layer(np.array([[[[1, 2]], [[3, 4]]]], "f4"))
@@ -426,7 +426,7 @@ class GramLayer(UnaryLayer):
             ArrayError: an array does not fit.
             LayerApplyError: the layer is closed, or the C call failed.
 
-        Example:
+        Examples:
             >>> import numpy as np, openbnns
             >>> layer = openbnns.GramLayer(input=(1, 1, 2))
             >>> layer.apply_backward(np.array([[[[1, 2]]]], "f4"), None, np.ones((1, 1, 1), "f4"))
@@ -490,7 +490,7 @@ def matmul(
         ArrayError: an array does not fit.
         LayerApplyError: the shapes do not multiply, or the C call failed.
 
-    Example:
+    Examples:
         >>> import numpy as np, openbnns
         >>> a = np.array([[1, 2, 3], [4, 5, 6]], "f4")
         >>> b = np.array([[7, 8], [9, 10], [11, 12]], "f4")
@@ -539,7 +539,7 @@ def matmul_workspace_size(
     Raises:
         LayerApplyError: the shapes do not multiply.
 
-    Example:
+    Examples:
         >>> import openbnns
         >>> openbnns.matmul_workspace_size((2, 3), (3, 2)) >= 0
         True
