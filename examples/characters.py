@@ -198,7 +198,7 @@ class Writer:
             grad = block.backward(grad)
         # A letter's vector was used wherever the letter stands: rows of zeros and ones add them up.
         chosen = np.eye(len(self.parameters["table"]), dtype=np.float32)[letters.reshape(-1)]
-        np.matmul(chosen.T, grad, out=self.gradients["table"])
+        bnns.matmul(chosen, grad, transpose_a=True, out=self.gradients["table"])
         np.sum(grad.reshape(-1, LENGTH, WIDTH), axis=0, out=self.gradients["positions"])
         self.adam.step(list(self.gradients.values()))
         return float(loss)
