@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from cases.arithmetic import ArithmeticCase
+from cases.matmul import MatmulCase
 
 from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
 
@@ -45,16 +46,17 @@ def _entry(case: ArithmeticCase, run: Run) -> Entry:
 
 def _contenders(case: ArithmeticCase, run: Run) -> list[Contender]:
     (a, b), dy = case.inputs(), case.output_gradient()
-    found = [_ours(case, a, b, dy, run.threads)]
+    found = [ours_of_two(case, a, b, dy, run.threads)]
     whole = b if b.ndim == a.ndim else b[None]
     for peer in run.peers.values():
         found += peer.arithmetic(case, a, whole, dy, run.compiled)
     return found
 
 
-def _ours(
-    case: ArithmeticCase, a: np.ndarray, b: np.ndarray, dy: np.ndarray, threads: int
+def ours_of_two(
+    case: ArithmeticCase | MatmulCase, a: np.ndarray, b: np.ndarray, dy: np.ndarray, threads: int
 ) -> Contender:
+    """Our layer of two inputs, with arrays for its result and both gradients."""
     layer = case.layer(num_threads=threads)
     y, da, db = np.empty_like(dy), np.empty_like(a), np.empty_like(b)
 

@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Iterator
 
-import numpy as np
 from cases.matmul import LARGE, MatmulCase
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.bench_arithmetic import ours_of_two
+from benchmarks.harness import Contender, Entry, Row, Run, Work, race_entries
 
 CASES = [
     *LARGE,  # 64 times 128x64 · 64x128, and 8 times 512x512 · 512x512
@@ -33,27 +33,7 @@ def _entry(case: MatmulCase, run: Run) -> Entry:
 
 def _contenders(case: MatmulCase, run: Run) -> list[Contender]:
     (a, b), dy = case.inputs(), case.output_gradient()
-    found = [_ours(case, a, b, dy, run.threads)]
+    found = [ours_of_two(case, a, b, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.matmul(case, a, b, dy, run.compiled)
     return found
-
-
-def _ours(
-    case: MatmulCase, a: np.ndarray, b: np.ndarray, dy: np.ndarray, threads: int
-) -> Contender:
-    layer = case.layer(num_threads=threads)
-    y, da, db = np.empty_like(dy), np.empty_like(a), np.empty_like(b)
-
-    def forward():
-        layer.apply(a, b, out=y)
-
-    def backward():
-        layer.apply_backward(a, b, None, dy, a_gradient=da, b_gradient=db)
-
-    def result():
-        forward()
-        backward()
-        return y, da, db
-
-    return Contender(OURS, forward, backward, result)

@@ -393,7 +393,7 @@ class Network:
         Returns:
             ``{"loss": …}``, and ``"accuracy"`` for softmax and categorical cross-entropy.
         """
-        x, y = _training._pair("x, y", x, y)
+        x, y = _training.pair_of("x, y", x, y)
         results = self.predict(x, batch_size=batch_size)
         labels = self._labels(results, y)
         found = {"loss": float(self._loss_layer.apply(results, labels))}
@@ -524,7 +524,7 @@ class Network:
         return loss
 
     def _add_up(self, x: Array, labels: Array, weights: Any, parts: int) -> float:
-        samples, given = _training._pair("x, labels", x, labels)
+        samples, given = _training.pair_of("x, labels", x, labels)
         if parts < 1 or len(samples) % parts:
             raise ArrayError(
                 "[Network.train_step] micro_batches: expected a divisor of "

@@ -278,10 +278,10 @@ def fit(
     """See ``Network.fit``."""
     held = None
     if y is not None:
-        x, y = _pair("x, y", x, y)
+        x, y = pair_of("x, y", x, y)
         x, y, held = _hold_out(x, y, validation, seed)
     elif isinstance(validation, tuple):
-        held = _pair("validation", *validation)
+        held = pair_of("validation", *validation)
     elif validation is not None:
         raise ArrayError(
             f"[Network.fit] validation: expected (x, y) beside an iterator; got {validation!r}"
@@ -328,7 +328,8 @@ def _fresh(source: Any) -> Iterable[Batch]:
     return source() if callable(source) else source  # type: ignore[no-any-return]
 
 
-def _pair(what: str, x: Any, y: Any) -> Batch:
+def pair_of(what: str, x: Any, y: Any) -> Batch:
+    """Samples and labels as arrays, as many of one as of the other."""
     x, y = (a if isinstance(a, np.ndarray) else np.asarray(a) for a in (x, y))
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise ArrayError(
@@ -344,7 +345,7 @@ def _hold_out(
     if validation is None:
         return x, y, None
     if isinstance(validation, tuple):
-        return x, y, _pair("validation", *validation)
+        return x, y, pair_of("validation", *validation)
     if not 0 < validation < 1 or int(len(x) * validation) == 0:
         raise ArrayError(
             "[Network.fit] validation: expected (x, y) or a share between 0 and 1 that leaves a "

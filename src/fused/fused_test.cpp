@@ -404,6 +404,24 @@ void check_same(Pair& a, Pair& b, const char* what) {
   }
 }
 
+// The bits of one thread for any number of them.
+void check_threads(Setup s) {
+  s.threads = 1;
+  Pair one(s, 3);
+  if (!one.make_fused()) return;
+  CHECK(one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
+  const size_t before = obn_get_num_threads();
+  for (size_t threads : {size_t{2}, size_t{7}}) {
+    s.threads = threads;
+    obn_set_num_threads(threads);
+    Pair many(s, 3);
+    if (!many.make_fused()) break;
+    CHECK(many.apply() == 0 && many.apply_backward() == 0, "%s", obn_last_error());
+    check_same(many, one, "one thread");
+  }
+  obn_set_num_threads(before);
+}
+
 // The largest distance, by the largest value (or 1).
 double distance(const Array& got, const std::vector<double>& expected) {
   double apart = 0.0, most = 1.0;
@@ -845,21 +863,8 @@ TEST(fused_narrow_any_number_of_threads_gives_the_same_bits) {
     s.h = 37;
     s.w = 41;
     s.has_moving = true;
-    s.threads = 1;
     CHECK(s.is_narrow(), "%s", s.text().c_str());
-    Pair one(s, 3);
-    if (!one.make_fused()) continue;
-    CHECK(one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
-    for (size_t threads : {size_t{2}, size_t{7}}) {
-      s.threads = threads;
-      const size_t before = obn_get_num_threads();
-      obn_set_num_threads(threads);
-      Pair many(s, 3);
-      if (!many.make_fused()) continue;
-      CHECK(many.apply() == 0 && many.apply_backward() == 0, "%s", obn_last_error());
-      obn_set_num_threads(before);
-      check_same(many, one, "one thread");
-    }
+    check_threads(s);
   }
 }
 
@@ -1006,20 +1011,7 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
       if (first == First::fully_connected) s.c = 2000;
       if (first == First::fully_connected) s.o = 300;
       if (first == First::arithmetic) s.h = s.w = 150;  // made channel by channel, gradients past the caches
-      s.threads = 1;
-      Pair one(s, 3);
-      if (!one.make_fused()) continue;
-      CHECK(one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
-      for (size_t threads : {size_t{2}, size_t{7}}) {
-        s.threads = threads;
-        const size_t before = obn_get_num_threads();
-        obn_set_num_threads(threads);
-        Pair many(s, 3);
-        if (!many.make_fused()) continue;
-        CHECK(many.apply() == 0 && many.apply_backward() == 0, "%s", obn_last_error());
-        obn_set_num_threads(before);
-        check_same(many, one, "one thread");
-      }
+      check_threads(s);
     }
   }
 }
