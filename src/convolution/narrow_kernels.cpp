@@ -534,53 +534,67 @@ struct Products {
   F* dz_sums;              // one per output
 };
 
-// n <= kLanes pixels of dz. Sums of it stay in memory: all registers have other work.
+// n <= kLanes pixels of dz. Sums of it stay in memory, where the compiler has to look for them: all registers have
+// other work.
 template <Dz kDz>
-OBN_INLINE F load_dz(const Products& s, const float* dz, const float* mask, size_t o, size_t n) {
-  F v = load_some(dz + o * s.dz_plane, n);
-  if (kDz == Dz::masked) v = keep_where_positive(load_some(mask + o * s.mask_plane, n), v);
-  if (kDz != Dz::given) s.dz_sums[o] += v;
+OBN_INLINE F load_dz(const float* dz, const float* mask, F* sum, size_t n) {
+  F v = load_some(dz, n);
+  if (kDz == Dz::masked) v = keep_where_positive(load_some(mask, n), v);
+  if (kDz != Dz::given) {
+    asm("" : "+m"(*sum));
+    *sum += v;
+  }
   return v;
 }
 
 // Lanes outside the run are zeros on both sides, so that nothing that lies there can reach a sum.
 template <size_t kOutputs, size_t kTaps, Dz kDz>
-void multiply(const Products& s) {
-  F sums[kOutputs][kTaps];
+void multiply(const Products& given) {
+  const Products s = given;  // a copy of its own: the compiler reads the other one again after every store
+  F sums[kOutputs][kTaps], dz_sums[kOutputs];
+  size_t at[kTaps];
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTaps; ++t) at[t] = s.at[t];
 #pragma GCC unroll 4
-  for (size_t o = 0; o < kOutputs; ++o)
+  for (size_t o = 0; o < kOutputs; ++o) {
+    dz_sums[o] = s.dz_sums[o];
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
+  }
   const float *dz = s.dz, *x = s.x, *mask = s.mask;
   for (size_t run = 0; run < s.runs; ++run, dz += s.dz_step, x += s.x_step, mask += s.mask_step) {
+    const auto load_all = [&](F (&gradient)[kOutputs], size_t p, size_t n) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (size_t o = 0; o < kOutputs; ++o)
+        gradient[o] = load_dz<kDz>(dz + p + o * s.dz_plane, mask + p + o * s.mask_plane, &dz_sums[o], n);
+    };
+    F gradient[kOutputs];
     size_t p = 0;
     for (; p + kLanes <= s.n; p += kLanes) {
-      F gradient[kOutputs];
-#pragma GCC unroll 4
-      for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, kLanes);
+      load_all(gradient, p, kLanes);
 #pragma GCC unroll 16
       for (size_t t = 0; t < kTaps; ++t) {
-        const F pixels = held(load(x + s.at[t] + p));
+        const F pixels = held(load(x + at[t] + p));
 #pragma GCC unroll 4
         for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
       }
     }
     if (p == s.n) continue;
     const Keep keep = keep_lanes(0, s.n - p);
-    F gradient[kOutputs];
-#pragma GCC unroll 4
-    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, s.n - p);
+    load_all(gradient, p, s.n - p);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) {
-      const F pixels = load_kept(x + s.at[t] + p, keep);
+      const F pixels = load_kept(x + at[t] + p, keep);
 #pragma GCC unroll 4
       for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
     }
   }
 #pragma GCC unroll 4
-  for (size_t o = 0; o < kOutputs; ++o)
+  for (size_t o = 0; o < kOutputs; ++o) {
+    s.dz_sums[o] = dz_sums[o];
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) s.sums[o * s.sums_row + t] = sums[o][t];
+  }
 }
 
 template <size_t kTaps, Dz kDz>
