@@ -2,8 +2,9 @@
 // blocks, and the walk over them.
 //
 // Forward and input gradient: first all weights are transformed (work), then every block of tiles goes through its three
-// steps alone, V and the products in the thread's scratch. Weight gradient: the tiles are cut into a fixed number of
-// parts, each with its own sum (work).
+// steps alone, V and the products in the thread's scratch.
+// Weight gradient: the tiles are cut into a fixed number of parts, each with its own sum (work). Few tiles, or large
+// sums: the threads make V and Y together (work), then each takes some channels of the sum (scratch).
 #include "convolution/winograd_strided.h"
 
 #include <algorithm>
@@ -38,9 +39,12 @@ constinit const Targets<Kernels> targets = {&portable::winograd::strided::kernel
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-constexpr size_t kBlockBytes = size_t{512} << 10;  // V and products of a block, beside the weights in the same cache
+constexpr size_t kBlockBytes = size_t{1024} << 10;  // V and products of a block, beside the weights in the same cache
 constexpr size_t kSumBytes = size_t{1} << 20;      // V and Y of a block: longer sums are worth more than the cache
 constexpr size_t kBlockColumns = 8;                // at most: so the lines that tiles read stay near
+constexpr size_t kSharedSum = size_t{6} << 20;     // V and Y that the threads make together
+constexpr size_t kSumInputs = 28;                  // most channels of x that a thread then takes at a time
+constexpr size_t kLargeSum = size_t{1300} << 10;   // sums that should not be kept once per part
 constexpr size_t kParts = 16;                      // most parts of a weight gradient
 constexpr size_t kSumsPerPart = 8;                 // a part has V and Y of this many times the room of its sum,
 constexpr size_t kBlocksPerPart = 4;               // or so many blocks
@@ -200,7 +204,7 @@ void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
     const Matrices m = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.m_row);
-    kernels.data(pass.x, plan.in, block, plan.v_slots, v, room);
+    kernels.data(pass.x, plan.in, block, {0, pass.x.channels}, plan.v_slots, v, room);
     multiply(block, v, m);
     kernels.outputs(m, plan.m_slots, plan.taps, plan.out, block, pass.y, pass.bias, pass.accumulate, room);
     if (pass.activation)
@@ -212,57 +216,123 @@ void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
 
 struct SumPlan {
   KernelTaps taps;
+  Grids grids;
   size_t slot, v_row, y_row;
-  Slots s_slots;
+  Slots v_slots;
   Cut cut;
+  bool is_shared;      // V and Y are made together
+  Matrices v, y;       // shared
+  Matrices s;          // not shared: the sum of the first part
   size_t parts;
   size_t part_blocks;  // blocks in a part
+  size_t floats;       // of work
 };
 
-SumPlan plan_sum(const Kernels& kernels, const Problem& s) {
-  SumPlan plan;
+SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
+  SumPlan plan = {};
   plan.taps = {taps_of(s.y), taps_of(s.x)};
+  plan.grids = {split_grid(s.y.before), split_grid(s.x.before)};
   plan.slot = round_up(s.in_channels, kernels.lanes);
   plan.v_row = 4 * plan.slot;
   plan.y_row = round_up(s.out_channels, kernels.lanes);
-  plan.s_slots = ordered_slots(plan.slot * plan.y_row);
-  const size_t all = count_tiles(s.batch, s.y.out, s.x.out) * bytes_per_tile(plan.v_row + plan.y_row);
-  const size_t sum = bytes_per_tile(plan.v_row * plan.y_row);
+  plan.v_slots = ordered_slots(plan.slot);
+  const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row), sum = bytes_per_tile(plan.v_row * plan.y_row);
+  const size_t all = count_tiles(s.batch, s.y.out, s.x.out) * per_tile;
   const size_t parts = std::clamp(std::max(all / (kSumsPerPart * sum), divide_up(all, kBlocksPerPart * kSumBytes)),
                                   size_t{1}, kParts);
-  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, tiles_per_block(kernels, plan.v_row + plan.y_row, kSumBytes),
-                       kBlockColumns);
-  plan.part_blocks = divide_up(plan.cut.blocks(), parts);
-  plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
+  plan.is_shared = sum > kLargeSum || all <= kSharedSum;
+  const size_t wanted = plan.is_shared ? std::max(kSharedSum / per_tile, kFewTiles)
+                                       : tiles_per_block(kernels, plan.v_row + plan.y_row, kSumBytes);
+  plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, kBlockColumns);
+  if (plan.is_shared) {
+    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
+    plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
+    plan.floats = floats_of(plan.v) + floats_of(plan.y);
+  } else {
+    plan.s = matrices(work, plan.v_row, plan.y_row);
+    plan.part_blocks = divide_up(plan.cut.blocks(), parts);
+    plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
+    plan.floats = plan.parts * floats_of(plan.s);
+  }
   return plan;
 }
 
-Matrices sum_of(const SumPlan& plan, size_t part, float* work) {
-  Matrices s = matrices(work, plan.v_row, plan.y_row);
-  s.data += part * floats_of(s);
-  return s;
+// Some channels of the sum over a block: of all halves, one after the other.
+void sum_channels(const Kernels& kernels, const SumPlan& plan, const Block& block, Range inputs, Range outputs,
+                  const Matrices& s) {
+  const size_t count = inputs.end - inputs.first;
+  for (size_t p = 0; p < kPoints; ++p) {
+    const Present present = present_at(plan.taps, p);
+    for (size_t slot = present.first; slot < present.first + present.count; ++slot)
+      kernels.correlate(plan.v.data + p * plan.v.point + slot * plan.slot + inputs.first, plan.v.row, count,
+                        plan.y.data + p * plan.y.point + outputs.first, plan.y.row, outputs.end - outputs.first,
+                        block.tiles_at(p / kSide, p % kSide), false, s.data + p * s.point + slot * count * s.row,
+                        s.row);
+  }
 }
 
-void run_part(const Kernels& kernels, const SumPlan& plan, const Problem& p, const WeightGradient& g, size_t part,
-              const Matrices& s) {
-  const Image x = {g.x, p.in_channels, p.y.in, p.x.in}, dz = {g.dz, p.out_channels, p.y.out, p.x.out};
-  const Grids grids = {split_grid(p.y.before), split_grid(p.x.before)};
+void run_shared(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, bool accumulate,
+                float* dw, size_t threads) {
+  const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
+  const size_t across = divide_up(x.channels, kSumInputs), down = divide_up(dz.channels, kernels.panel);
+  const size_t some = divide_up(x.channels, across);
+  for (size_t i = 0; i < plan.cut.blocks(); ++i) {
+    const Block block = plan.cut.block(i);
+    parallel(x_groups + dz_groups, threads, [&](size_t piece) {
+      float* room = reinterpret_cast<float*>(scratch());
+      if (piece < x_groups) {
+        const size_t c = piece * kernels.lanes;
+        kernels.data(x, plan.grids, block, {c, std::min(x.channels, c + kernels.lanes)}, plan.v_slots, plan.v, room);
+      } else {
+        const size_t o = (piece - x_groups) * kernels.lanes;
+        kernels.gradient(dz, block, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
+      }
+    });
+    parallel(across * down, threads, [&](size_t piece) {
+      const size_t c = std::min(x.channels, piece % across * some), o = piece / across * kernels.panel;
+      const Range inputs = {c, std::min(x.channels, c + some)};
+      const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
+      const size_t count = inputs.end - inputs.first;
+      if (count == 0) return;
+      const Matrices s = matrices(reinterpret_cast<float*>(scratch()), 4 * count, kernels.panel);
+      sum_channels(kernels, plan, block, inputs, outputs, s);
+      kernels.weight_gradient(s, ordered_slots(count * s.row), plan.taps, 1, 0, inputs, outputs, x.channels,
+                              accumulate || i > 0, dw);
+    });
+  }
+}
+
+void run_part(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, size_t part) {
   float* room = reinterpret_cast<float*>(scratch());
   const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
   const Matrices y = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.y_row);
+  float* sum = plan.s.data + part * floats_of(plan.s);
   const size_t first = part * plan.part_blocks, end = std::min(plan.cut.blocks(), first + plan.part_blocks);
   for (size_t i = first; i < end; ++i) {
     const Block block = plan.cut.block(i);
-    kernels.data(x, grids, block, ordered_slots(plan.slot), v, room);
-    kernels.gradient(dz, block, y, room);
-    for (size_t q = 0; q < kPoints; ++q) {
-      const Present present = present_at(plan.taps, q);
+    kernels.data(x, plan.grids, block, {0, x.channels}, plan.v_slots, v, room);
+    kernels.gradient(dz, block, {0, dz.channels}, y, room);
+    for (size_t p = 0; p < kPoints; ++p) {
+      const Present present = present_at(plan.taps, p);
       const size_t row = present.first * plan.slot;
-      kernels.correlate(v.data + q * v.point + row, v.row, present.count * plan.slot, y.data + q * y.point, y.row,
-                        p.out_channels, block.tiles_at(q / kSide, q % kSide), i > first,
-                        s.data + q * s.point + row * s.row, s.row);
+      kernels.correlate(v.data + p * v.point + row, v.row, present.count * plan.slot, y.data + p * y.point, y.row,
+                        dz.channels, block.tiles_at(p / kSide, p % kSide), i > first,
+                        sum + p * plan.s.point + row * plan.s.row, plan.s.row);
     }
   }
+}
+
+void run_apart(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, bool accumulate,
+               float* dw, size_t threads) {
+  parallel(plan.parts, threads, [&](size_t part) { run_part(kernels, plan, x, dz, part); });
+  parallel(divide_up(dz.channels, kernels.lanes), threads, [&](size_t piece) {
+    const size_t o = piece * kernels.lanes;
+    Matrices sum = plan.s;
+    sum.data += o;
+    kernels.weight_gradient(sum, ordered_slots(plan.slot * plan.s.row), plan.taps, plan.parts, floats_of(plan.s),
+                            {0, x.channels}, {o, std::min(dz.channels, o + kernels.lanes)}, x.channels, accumulate,
+                            dw);
+  });
 }
 
 // ---- where it is used ----
@@ -352,22 +422,14 @@ void input_gradient(const Kernels& kernels, const Problem& s, const InputGradien
 }
 
 size_t weight_gradient_bytes(const Kernels& kernels, const Problem& s) {
-  const SumPlan plan = plan_sum(kernels, s);
-  return plan.parts * floats_of(sum_of(plan, 0, nullptr)) * kFloat;
+  return plan_sum(kernels, s, nullptr).floats * kFloat;
 }
 
 void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& g, size_t threads,
                      std::byte* work) {
-  const SumPlan plan = plan_sum(kernels, s);
-  float* sums = reinterpret_cast<float*>(work);
-  parallel(plan.parts, threads,
-           [&](size_t part) { run_part(kernels, plan, s, g, part, sum_of(plan, part, sums)); });
-  const Matrices sum = sum_of(plan, 0, sums);
-  parallel(divide_up(s.out_channels, kernels.lanes), threads, [&](size_t piece) {
-    const size_t o = piece * kernels.lanes;
-    kernels.weight_gradient(sum, plan.s_slots, plan.taps, plan.parts, floats_of(sum),
-                            {o, std::min(s.out_channels, o + kernels.lanes)}, s.in_channels, g.accumulate, g.dw);
-  });
+  const SumPlan plan = plan_sum(kernels, s, reinterpret_cast<float*>(work));
+  const Image x = {g.x, s.in_channels, s.y.in, s.x.in}, dz = {g.dz, s.out_channels, s.y.out, s.x.out};
+  (plan.is_shared ? run_shared : run_apart)(kernels, plan, x, dz, g.accumulate, g.dw, threads);
 }
 
 }  // namespace winograd::strided

@@ -65,11 +65,11 @@ struct Kernels {
   // become zeros.
   void (*weights)(const KernelTaps& taps, const float* w, size_t k_step, size_t j_step, size_t inputs, size_t rows,
                   size_t outputs, const Slots& slots, float* u, size_t point);
-  // v(tile, slot + c) = Bᵀ d B of all halves, for the channels of x.
-  void (*data)(const Image& x, const Grids& grids, const Block& block, const Slots& slots, const Matrices& v,
-               float* room);
-  // y(tile, o) = A dz Aᵀ of 4x4 outputs.
-  void (*gradient)(const Image& dz, const Block& block, const Matrices& y, float* room);
+  // v(tile, slot + c) = Bᵀ d B of all halves, for the channels of the range, which begins at a multiple of `lanes`.
+  void (*data)(const Image& x, const Grids& grids, const Block& block, Range channels, const Slots& slots,
+               const Matrices& v, float* room);
+  // The same with y(tile, o) = A dz Aᵀ of 4x4 outputs.
+  void (*gradient)(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room);
 
   // c (tiles, outputs) = a (tiles, depth) · b, whose columns come in panels, `step` floats apart.
   void (*multiply)(const float* a, size_t a_row, size_t tiles, const float* b, size_t step, size_t depth,
@@ -81,10 +81,11 @@ struct Kernels {
   // s (inputs, outputs) = Σ_tile v(tile, input) · y(tile, output), or added.
   void (*correlate)(const float* v, size_t v_row, size_t inputs, const float* y, size_t y_row, size_t outputs,
                     size_t tiles, bool accumulate, float* s, size_t s_row);
-  // dw (O, C, kh, kw) = Gᵀ s G, or added, for output channels [first, end), at most `lanes`; s(slot + c·row, o) is the
-  // sum of `parts` sets, part_step floats apart, added in order. c is C.
+  // dw (O, C, kh, kw) = Gᵀ s G, or added. Between channels c and o of the ranges s lies at
+  // data[p·point + slot + (c - inputs.first)·row + (o - outputs.first)], and is the sum of `parts` sets, part_step floats
+  // apart, added in order. c is C.
   void (*weight_gradient)(const Matrices& s, const Slots& slots, const KernelTaps& taps, size_t parts,
-                          size_t part_step, Range outputs, size_t c, bool accumulate, float* dw);
+                          size_t part_step, Range inputs, Range outputs, size_t c, bool accumulate, float* dw);
 };
 
 extern const Targets<Kernels> targets;

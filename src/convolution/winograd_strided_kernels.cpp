@@ -190,12 +190,13 @@ OBN_INLINE size_t positions_of(const Grid& grid, size_t tiles) {
 }
 
 // A ring of lines: those that a tile reads and the row of tiles above has read already are kept.
-void data(const Image& x, const Grids& grids, const Block& block, const Slots& slots, const Matrices& v, float* room) {
+void data(const Image& x, const Grids& grids, const Block& block, Range channels, const Slots& slots,
+          const Matrices& v, float* room) {
   const Grid &gy = grids.y, &gx = grids.x;
   const size_t lines_per_tile = positions_of(gy, 1), width = positions_of(gx, block.columns);
   const int64_t x0 = gx.start + static_cast<int64_t>(block.column * kOutputs * gx.step);
-  for (size_t c = 0; c < x.channels; c += kLanes) {
-    const size_t n = smaller(kLanes, x.channels - c);
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    const size_t n = smaller(kLanes, channels.end - c);
     Walk walk(block);
     size_t lines = 0;  // of this plane that are in the ring or were there
     for (size_t r = block.row; r < block.row + block.rows; ++r) {
@@ -230,11 +231,11 @@ void data(const Image& x, const Grids& grids, const Block& block, const Slots& s
   }
 }
 
-void gradient(const Image& dz, const Block& block, const Matrices& y, float* room) {
+void gradient(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room) {
   const size_t width = block.columns * kOutputs;
   const int64_t x0 = static_cast<int64_t>(block.column * kOutputs);
-  for (size_t c = 0; c < dz.channels; c += kLanes) {
-    const size_t n = smaller(kLanes, dz.channels - c);
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    const size_t n = smaller(kLanes, channels.end - c);
     Walk walk(block);
     for (size_t r = block.row; r < block.row + block.rows; ++r) {
       const size_t sample = r / block.tile_rows, row = r % block.tile_rows;
@@ -366,37 +367,45 @@ void weights(const KernelTaps& taps, const float* w, size_t k_step, size_t j_ste
   }
 }
 
-void weight_gradient(const Matrices& s, const Slots& slots, const KernelTaps& taps, size_t parts, size_t part_step,
-                     Range outputs, size_t c, bool accumulate, float* dw) {
-  const Taps &ty = taps.y, &tx = taps.x;
-  const size_t count = ty.kernel * tx.kernel, n = outputs.end - outputs.first;
-  for (size_t i = 0; i < c; ++i) {
-    F all[kMostTaps] = {};
-    for (size_t h = 0; h < 4; ++h) {
-      const size_t hy = h / 2, hx = h % 2;
-      const float* from = s.data + slots.at[hy][hx] + i * s.row + outputs.first;
-      F half[2][kSide];
+// The taps between input channel and kLanes output channels; `from` is their first point of slot 0.
+OBN_INLINE void taps_of_sums(const float* from, size_t point, const Slots& slots, const KernelTaps& kernel,
+                             size_t parts, size_t part_step, F (&taps)[kMostTaps]) {
+  const Taps &ty = kernel.y, &tx = kernel.x;
+  for (size_t h = 0; h < 4; ++h) {
+    const size_t hy = h / 2, hx = h % 2;
+    F half[2][kSide];
 #pragma GCC unroll 5
-      for (size_t px = 0; px < kSide; ++px) {
-        F column[kSide], r[2];
+    for (size_t px = 0; px < kSide; ++px) {
+      F column[kSide], r[2];
 #pragma GCC unroll 5
-        for (size_t py = 0; py < kSide; ++py) {
-          const bool is_there = (py > 0 || ty.count[hy] == 2) && (px > 0 || tx.count[hx] == 2);
-          const float* p = from + (py * kSide + px) * s.point;
-          column[py] = is_there ? load(p) : F{};
-          for (size_t part = 1; is_there && part < parts; ++part) column[py] += load(p + part * part_step);
-        }
-        weights_of_points(column, r);
-        half[0][px] = r[0];
-        half[1][px] = r[1];
+      for (size_t py = 0; py < kSide; ++py) {
+        const bool is_there = (py > 0 || ty.count[hy] == 2) && (px > 0 || tx.count[hx] == 2);
+        const float* p = from + slots.at[hy][hx] + (py * kSide + px) * point;
+        column[py] = is_there ? load(p) : F{};
+        for (size_t part = 1; is_there && part < parts; ++part) column[py] += load(p + part * part_step);
       }
-      for (size_t y = 0; y < ty.count[hy]; ++y) {
-        F r[2];
-        weights_of_points(half[y], r);
-        for (size_t x = 0; x < tx.count[hx]; ++x) all[ty.tap[hy][y] * tx.kernel + tx.tap[hx][x]] = r[x];
-      }
+      weights_of_points(column, r);
+      half[0][px] = r[0];
+      half[1][px] = r[1];
     }
-    write_taps(all, dw + (outputs.first * c + i) * count, c * count, n, count, accumulate);
+    for (size_t y = 0; y < ty.count[hy]; ++y) {
+      F r[2];
+      weights_of_points(half[y], r);
+      for (size_t x = 0; x < tx.count[hx]; ++x) taps[ty.tap[hy][y] * tx.kernel + tx.tap[hx][x]] = r[x];
+    }
+  }
+}
+
+void weight_gradient(const Matrices& s, const Slots& slots, const KernelTaps& taps, size_t parts, size_t part_step,
+                     Range inputs, Range outputs, size_t c, bool accumulate, float* dw) {
+  const size_t count = taps.y.kernel * taps.x.kernel;
+  for (size_t o = outputs.first; o < outputs.end; o += kLanes) {
+    for (size_t i = inputs.first; i < inputs.end; ++i) {
+      F all[kMostTaps] = {};
+      taps_of_sums(s.data + (i - inputs.first) * s.row + (o - outputs.first), s.point, slots, taps, parts, part_step,
+                   all);
+      write_taps(all, dw + (o * c + i) * count, c * count, smaller(kLanes, outputs.end - o), count, accumulate);
+    }
   }
 }
 
