@@ -22,13 +22,17 @@ from openbnns.__main__ import main
 from openbnns._plan import _Buffer, _place
 from openbnns.blocks import (
     Activate,
+    Attention,
     Block,
     Branch,
     Convolution,
     Dense,
+    Embedding,
     Flatten,
     Normalize,
     Pool,
+    Position,
+    Rows,
     initial,
 )
 from openbnns.checking import check_all
@@ -109,6 +113,35 @@ NETWORKS = {
             Dense(2),
         ],
     ),
+    "attention": ((3, 5, 6), lambda: [Attention(3, causal=True), Dense(2)]),
+    "attention without bias": ((3, 5, 6), lambda: [Attention(2, bias=False, initializer="he")]),
+    "positions": ((3, 5, 6), lambda: [Position(), Rows(Dense(2, "tanh"))]),
+    "rows": (
+        (3, 4, 6), lambda: [Rows(Dense(5, "gelu"), Normalize("layer"), Dense(3)), Dense(2)],
+    ),
+    "rows of rows": ((2, 3, 4, 5), lambda: [Rows(Position(), Rows(Dense(2)), Dense(3))]),
+    "rows of images": ((2, 2, 1, 5, 5), lambda: [Rows(Convolution(2, 3), Pool("max", 2))]),
+    "a transformer": (
+        (3, 5, 6),
+        lambda: [
+            Position(),
+            Branch([Rows(Normalize("layer")), Attention(2, causal=True)], []),
+            Branch([Rows(Normalize("layer"), Dense(8, "gelu"), Dense(6))], []),
+            Rows(Normalize("layer"), Dense(4)),
+        ],
+    ),
+    "rows side by side": (
+        (3, 4, 6),
+        lambda: [
+            Branch([Rows(Dense(3, "tanh"))], [Rows(Dense(3)), Position()], [Rows(Dense(3))],
+                   join="concatenate"),
+            Rows(Dense(2)),
+        ],
+    ),
+    "flattened side by side": (
+        IMAGES,
+        lambda: [Branch([Convolution(2, 3), Flatten()], [Flatten()], join="concatenate")],
+    ),
     "own block": ((4, 6), lambda: [Dense(5), Scale(), Dense(2)]),
 }  # fmt: skip
 
@@ -120,6 +153,26 @@ def test_gradients_follow_the_forward_pass(name):
     report = check_gradients(network, random_batch(*shape), entries=12)
     assert report.ok, f"\n{report}"
     assert {row[0] for row in report.rows} == {"input", *network.parameters()}
+
+
+def test_gradients_of_embeddings_follow_the_forward_pass():
+    numbers = np.array([[0, 3, 3], [4, 0, 3]], np.float32)
+    for blocks in ([Embedding(5, 4)], [Embedding(5, 4), Position(), Attention(2), Dense(3)]):
+        network = Network(blocks, loss="mse", seed=1)
+        report = check_gradients(network, numbers)
+        assert report.ok, f"\n{report}"
+        table = network.gradients()["embedding_1.table"]
+        assert (table[[1, 2]] == 0).all()  # they do not occur
+        assert (table[[0, 3, 4]] != 0).any(axis=1).all()
+
+
+def test_numbers_without_a_vector_are_refused():
+    network = Network([Embedding(5, 4)], input=(2,), loss="mse")
+    table = network.parameters()["embedding_1.table"]
+    assert_same_bits(network.predict(np.array([[4, 0]])), table[[4, 0]][None])
+    for wrong in (5, -1, np.nan):
+        with pytest.raises(ArrayError, match="expected numbers from 0 to 4"):
+            network.predict(np.array([[0, wrong]]))
 
 
 def test_gradients_of_single_layers_are_checked():
@@ -327,6 +380,62 @@ def test_saved_networks_go_on_to_the_same_bits(tmp_path):
     assert_same_bits(Network.load(path).predict(x), first.predict(x))
 
 
+def letters_network(**options):
+    return Network(
+        [
+            Embedding(7, 8),
+            Position(),
+            Branch([Rows(Normalize("layer")), Attention(2, causal=True)], []),
+            Rows(Normalize("layer"), Dense(7)),
+        ],
+        input=(6,),
+        optimizer=AdamOptimizer(0.01),
+        **options,
+    )
+
+
+def test_sequences_are_learned_saved_and_frozen(tmp_path):
+    pytest.importorskip("safetensors")
+    letters = np.random.default_rng(0).integers(7, size=(40, 7))
+    letters[:, 1:] = (letters[:, :1] + np.arange(1, 7)) % 7  # each follows from the one before
+    x, y = letters[:, :-1], letters[:, 1:]
+    whole, first = letters_network(seed=2), letters_network(seed=2)
+    whole.fit(x, y, epochs=60, batch_size=10)
+    assert whole.evaluate(x, y)["accuracy"] > 0.99
+    first.fit(x, y, epochs=30, batch_size=10)
+    first.save(tmp_path / "n", optimizer=True)
+    again = Network.load(tmp_path / "n", optimizer=AdamOptimizer(0.01))
+    again.fit(x, y, epochs=30, batch_size=10)
+    for name, array in whole.state().items():
+        assert_same_bits(again.state()[name], array)
+    before = {name: array.copy() for name, array in again.parameters().items()}
+    again.freeze("embedding_1", "attention_1.query_weights")
+    again.fit(x, y)
+    same = {name for name, array in again.parameters().items() if (array == before[name]).all()}
+    assert {"embedding_1.table", "attention_1.query_weights"} <= same
+    assert "attention_1.value_weights" not in same
+
+
+def test_the_loss_behind_rows_is_that_of_rows():
+    x, y = random_batch(4, 5, 3), np.arange(20).reshape(4, 5) % 2
+    by_rows, flat = (Network([b], input=s, seed=3) for b, s in (
+        (Rows(Dense(2)), (5, 3)), (Dense(2), (3,)),
+    ))  # fmt: skip
+    weights = random_batch(4, seed=1) ** 2
+    pairs = [
+        ({}, {}),
+        ({"weights": 0.5}, {"weights": 0.5}),
+        ({"weights": weights}, {"weights": np.repeat(weights, 5)}),
+        ({"micro_batches": 2}, {"micro_batches": 2}),
+    ]
+    for ours, theirs in pairs:
+        expected = flat.train_step(x.reshape(20, 3), y.reshape(-1), **theirs)
+        assert by_rows.train_step(x, y, **ours) == expected
+    one = Network([Rows(Dense(2))], input=(1, 3), seed=3)
+    assert one.train_step(x[:, :1], y[:, :1]) > 0
+    assert by_rows.fit(x, y, class_weights=[1, 0]).losses[0] > 0
+
+
 def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):
     pytest.importorskip("safetensors")
     network = Network([Dense(3), Dense(2)], input=(4,), loss=openbnns.Loss.huber(0.5))
@@ -403,6 +512,10 @@ def test_settings_that_are_no_plain_values_cannot_be_saved(tmp_path):
         (lambda: Branch([]), "at least two; got 1"),
         (lambda: Network([Dense(2)]).parameters(), "expected the shape of a sample"),
         (lambda: Network([Pool("max", 9)], input=(1, 3, 3)), "pool_1 on"),
+        (lambda: Network([Rows(Dense(2))], input=(3,)), "rows_1: expected samples of at least two"),
+        (lambda: Network([Attention(2)], input=(4, 3)), "2 heads divide"),
+        (lambda: Network([Attention(2)], input=(4,)), r"\(length, width\)"),
+        (lambda: Network([Embedding(0, 3)], input=(4,)), "got 0, 3"),
     ],
 )
 def test_impossible_networks_are_refused(make, sentence):

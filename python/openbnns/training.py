@@ -309,7 +309,10 @@ def fit(
                             listener.on_start(network)
                     if learning_rate is not None:
                         network.optimizer.learning_rate = learning_rate(network.steps)
-                    given = None if weights is None else _sample_weights(labels, weights)
+                    given = None
+                    if weights is not None:
+                        has_numbers = labels.ndim == len(network.output_shape)
+                        given = _sample_weights(labels, weights, has_numbers)
                     loss = network.train_step(
                         inputs, labels, weights=given, micro_batches=micro_batches
                     )
@@ -378,10 +381,10 @@ def _hold_out(
 
 
 def _sample_weights(
-    labels: npt.NDArray[Any], class_weights: npt.NDArray[Any]
+    labels: npt.NDArray[Any], class_weights: npt.NDArray[Any], has_numbers: bool
 ) -> npt.NDArray[np.float32]:
-    """The weight of each sample's class."""
-    classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
+    """The weight of each class number, or of each row of zeros and ones."""
+    classes = labels if has_numbers else labels.argmax(axis=-1)
     return np.asarray(class_weights[classes], np.float32)
 
 
