@@ -224,7 +224,11 @@ void NarrowNorm::find_statistics(const ForwardWork& work, const Kept& kept, bool
     for (size_t i = 0; i < t; ++i)
       base += static_cast<double>(w[i]) * static_cast<double>(kept.centre[i / per_channel]);
     double* kw = kept.kw + o * t;
-    for (size_t i = 0; i < t; ++i) kw[i] = dot(w, work.covariances + i * t, t);
+    std::fill_n(kw, t, 0.0);
+    for (size_t k = 0; k < t; ++k) {  // K is symmetric: sums beside each other, not one after the other
+      const double weight = static_cast<double>(w[k]);
+      for (size_t i = 0; i < t; ++i) kw[i] += weight * work.covariances[k * t + i];
+    }
     const double variance = dot(w, kw, t), shift = dot(w, kept.mean, t);
     work.mean[o] = base + shift;
     work.variance[o] = variance < 0.0 ? 0.0 : variance;  // by rounding

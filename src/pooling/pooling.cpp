@@ -36,6 +36,7 @@ namespace {
 constexpr char kKind[] = "pooling";
 
 constexpr size_t kPieceValues = size_t{1} << 15;     // work of one piece: some 10 us
+constexpr size_t kMostPositions = size_t{1} << 12;   // windows of a plane that have a table: it stays near
 constexpr size_t kSmallCall = size_t{1} << 14;       // calls below this many values stay on the calling thread
 constexpr size_t kStreamBytes = size_t{16} << 20;    // arrays above this are written past the caches
 constexpr size_t kStageFloats = size_t{1} << 9;      // values staged at a time: short bursts let streaming stores drain while
@@ -150,9 +151,21 @@ struct Tables {
   }
 };
 
+// Small planes of maxima whose windows are all full and do not overlap have a table of where their windows begin.
+size_t positions_of(const Plan& plan) { return static_cast<size_t>(plan.x.windows * plan.y.windows); }
+bool wants_positions(const Plan& plan) {
+  const auto is_full = [](const Axis& axis) {
+    return axis.before == 0 && axis.dilation == 1 && axis.kernel > 0 && axis.kernel <= axis.stride &&
+           axis.start(axis.windows - 1) + axis.kernel <= axis.image;
+  };
+  return plan.function == BNNSPoolingFunctionMax && is_full(plan.x) && is_full(plan.y) &&
+         positions_of(plan) <= kMostPositions;
+}
+
 struct PlanTables {
   Column *columns, *by_residue;
   int32_t *residue_begin, *used_residue, *first_column, *column_count;
+  int32_t* first_position;  // NULL: not wanted
   float *weight, *factor;
 
   PlanTables(const Plan& plan, Tables* tables) {
@@ -163,6 +176,7 @@ struct PlanTables {
     used_residue = tables->take<int32_t>(plan.residues);
     first_column = tables->take<int32_t>(windows);
     column_count = tables->take<int32_t>(windows);
+    first_position = wants_positions(plan) ? tables->take<int32_t>(positions_of(plan) + kPad) : nullptr;
     const size_t weights = plan.forward_rows * static_cast<size_t>(plan.x.windows) + kPad;
     weight = tables->take<float>(weights);
     factor = tables->take<float>(weights);
@@ -218,6 +232,15 @@ void fill_columns(Plan* plan, const PlanTables& tables) {
   }
   for (size_t r = plan->residues; r > 0; --r) tables.residue_begin[r] = tables.residue_begin[r - 1];
   tables.residue_begin[0] = 0;
+}
+
+void fill_positions(const Plan& plan, int32_t* first_position) {
+  const size_t windows = static_cast<size_t>(plan.x.windows), all = positions_of(plan);
+  for (size_t i = 0; i < all; ++i) {
+    const int64_t p = static_cast<int64_t>(i / windows), q = static_cast<int64_t>(i % windows);
+    first_position[i] = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(q));
+  }
+  std::fill_n(first_position + all, kPad, 0);
 }
 
 void fill_windows(Plan* plan, const PlanTables& tables) {
@@ -321,6 +344,8 @@ int make_tables(const Options& options, Plan* plan, void** block) {
   PlanTables parts(*plan, &tables);
   fill_columns(plan, parts);
   fill_windows(plan, parts);
+  if (parts.first_position) fill_positions(*plan, parts.first_position);
+  plan->first_position = parts.first_position;
   plan->columns = parts.columns;
   plan->columns_by_residue = parts.by_residue;
   plan->residue_begin = parts.residue_begin;

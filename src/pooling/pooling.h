@@ -126,6 +126,7 @@ struct Plan {
   const int32_t* residue_begin;    // (residues + 1) into columns_by_residue
   const int32_t* first_column;     // (Q + kPad) first image column of each window
   const int32_t* column_count;     // (Q + kPad) image columns in each window
+  const int32_t* first_position;   // (P·Q + kPad) y·W + x of the first one of each window; NULL: not for this plan
   const float* column_weight;      // (forward_rows·Q + kPad) columns that an average counts, the row repeated
   const float* column_factor;      // the same size: 1 / column_weight
   bool weights_are_powers_of_two;  // all of column_weight

@@ -271,6 +271,11 @@ void window_rows(SplitRows& rows, int64_t p, size_t count, float* y, int32_t* in
 // z (rows, Q) = sums / what an average divides by in window row p, and as well in the rows - 1 below it.
 void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* sums, float* z);
 
+// ---- indices (pooling_indices_kernels.cpp) ----
+
+// Indices inside their windows are in range, so the range is looked at only in rows with others.
+unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work);
+
 // ---- backward (pooling_backward_kernels.cpp) ----
 
 void backward(const Call& call, const Piece& piece, std::byte* work);

@@ -598,6 +598,48 @@ TEST(pooling_stray_indices_scatter_anywhere_in_the_plane) {
   }
 }
 
+// One index after the other leaves its window, to all sides; its gradient goes where it points.
+TEST(pooling_every_stray_index_is_found) {
+  for (const Target& target : all_targets())
+    for (size_t kh : {2, 3}) {
+      Shape shape;
+      shape.n = shape.c = 2;
+      shape.p = 5;
+      shape.q = 7;
+      shape.kh = shape.sy = kh;
+      shape.kw = shape.sx = 2;
+      shape.h = kh * shape.p;
+      shape.w = 2 * shape.q;
+      const auto parameters = shape.parameters(nullptr);
+      BNNSFilter filter = BNNSFilterCreateLayerPooling(&parameters, nullptr);
+      static_cast<Pooling*>(find_filter(filter))->kernels = target.kernels;
+      const size_t windows = shape.p * shape.q, all = shape.n * shape.c * windows, plane = shape.h * shape.w;
+      const auto first_of = [&](size_t i) { return i % windows / shape.q * kh * shape.w + i % shape.q * 2; };
+      Random random{kh};
+      Array dy = shape.output(), dx = shape.input(), indices = shape.indices();
+      dy.fill(random);
+      for (size_t stray = 0; stray < all; ++stray) {
+        const size_t first = first_of(stray), beside[] = {first + plane - 1, first + 2, first + plane - shape.w,
+                                                          first + kh * shape.w};
+        const size_t moved = beside[stray % 4] % plane;
+        std::vector<float> expected(shape.n * shape.c * plane, 0.0f);
+        for (size_t i = 0; i < all; ++i) {
+          const size_t position = i == stray ? moved : first_of(i);
+          indices.set_index(i, position);
+          expected[i / windows * plane + position] += dy.get(i);
+        }
+        const int status = BNNSPoolingFilterApplyBackwardBatchEx(
+            filter, shape.n, nullptr, 0, &dx.descriptor, dx.batch_stride, nullptr, 0, &dy.descriptor, dy.batch_stride,
+            nullptr, BNNSDataTypeUInt32, indices.data(), indices.batch_stride);
+        CHECK(status == 0, "%s", obn_last_error());
+        size_t wrong = 0;
+        for (size_t i = 0; i < expected.size(); ++i) wrong += dx.get(i) != expected[i];
+        CHECK(wrong == 0, "%zu gradients with a stray index at %zu on %s", wrong, stray, target.name);
+      }
+      BNNSFilterDestroy(filter);
+    }
+}
+
 TEST(pooling_index_out_of_range_is_refused_before_anything_is_written) {
   for (BNNSPoolingFunction function : {BNNSPoolingFunctionMax, BNNSPoolingFunctionUnMax})
     for (BNNSDataType index_type : {BNNSDataTypeUInt32, BNNSDataTypeUInt64})
