@@ -184,13 +184,18 @@ struct Pass {
   const activation::Fused* activation;
 };
 
+// A piece is a panel and some rows of it: neighbouring lines of memory are left to one thread.
 void make_weights(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads, float* u) {
-  const size_t outputs = pass.y.channels;
-  parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t j = piece * kernels.lanes;
-    kernels.weights(plan.taps, pass.w + j * pass.j_step, pass.k_step, pass.j_step, pass.x.channels, plan.u_rows,
-                    std::min(outputs - j, kernels.lanes), plan.u_slots,
-                    u + j / kernels.panel * plan.u_step + j % kernels.panel, plan.u_point);
+  constexpr size_t kRows = 16;
+  const size_t outputs = pass.y.channels, inputs = pass.x.channels, down = divide_up(plan.u_rows, kRows);
+  parallel(divide_up(outputs, kernels.panel) * down, threads, [&](size_t piece) {
+    const size_t first = piece / down * kernels.panel, end = std::min(outputs, first + kernels.panel);
+    const size_t k = piece % down * kRows, rows = std::min(kRows, plan.u_rows - k);
+    float* to = u + first / kernels.panel * plan.u_step + k * kernels.panel;
+    for (size_t j = first; j < end; j += kernels.lanes)
+      kernels.weights(plan.taps, pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step,
+                      std::min(inputs - std::min(inputs, k), rows), rows, std::min(end - j, kernels.lanes),
+                      plan.u_slots, to + (j - first), plan.u_point);
   });
 }
 
