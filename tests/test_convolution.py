@@ -384,6 +384,37 @@ def test_wild_values_stay_where_they_belong(wanted, value, transposed):
     np.testing.assert_array_equal(dx[:, :, ~near], clean_dx[:, :, ~near])
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("kernel", [3, 4])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_wild_values_with_steps_of_2_stay_where_they_belong(wanted, kernel, transposed):
+    """Beyond the windows that hold it a value reaches at most 3 places where results are fewer than
+    values, 7 where they are more; without Winograd none."""
+    case = ConvolutionCase((1, 24, 40, 44), 40, (kernel, kernel), (2, 2), ((1, 1), (1, 1)))
+    case = replace(case, transposed=transposed, winograd=wanted)
+    layer, x, dy = case.layer(), case.input(), case.output_gradient()
+
+    def results():
+        return layer(x), layer.apply_backward(x, None, dy, weights_gradient=None).input
+
+    def near(at, is_wider):
+        first, last, reach = (2 * at - 1, 2 * at + kernel - 2, 7) if is_wider else (
+            (at + 3 - kernel) // 2, (at + 1) // 2, 3
+        )
+        reach = reach if wanted else 0
+        return slice(first - reach, last + reach + 1)
+
+    clean = results()
+    x[0, 7, 16, 14] = dy[0, 3, 11, 10] = np.nan
+    for before, after, at, is_wider in zip(
+        clean, results(), ((16, 14), (11, 10)), (transposed, not transposed), strict=True
+    ):
+        outside = np.ones(before.shape[2:], bool)
+        outside[near(at[0], is_wider), near(at[1], is_wider)] = False
+        np.testing.assert_array_equal(after[:, :, outside], before[:, :, outside])
+        assert np.isnan(after[:, :, ~outside]).any()
+
+
 def plain_loops(case, x, w, dy):
     """The three passes as float32 loops add them up, one product after the other."""
     geometry = case.geometry

@@ -63,9 +63,10 @@ OBN_API int obn_filter_set_matmul_precision(BNNSFilter filter, int precision);
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
 
-/* Whether convolutions may use Winograd's algorithm (3x3 kernels, stride 1), which is faster but lets
- * an infinity, a NaN or a huge value reach outputs up to 5 columns and rows away. on is 1 or 0. The
- * default is 1, or what OPENBNNS_WINOGRAD says. Returns 0, or -1 for another number. */
+/* Whether convolutions may use Winograd's algorithm (3x3 kernels of stride 1, kernels of 3 or 4 of stride
+ * 2), which is faster but lets an infinity, a NaN or a huge value reach outputs up to 5 columns and rows
+ * away, or up to 7 with stride 2. on is 1 or 0. The default is 1, or what OPENBNNS_WINOGRAD says. Returns
+ * 0, or -1 for another number. */
 OBN_API int obn_set_winograd(int on);
 
 /* The setting in force, 1 or 0. */

@@ -336,9 +336,10 @@ def get_winograd() -> bool:
 def set_winograd(allowed: bool) -> None:
     """Allow or forbid Winograd's algorithm where a convolution layer says nothing itself.
 
-    It does 3×3 convolutions with steps of 1 with fewer multiplications. Rounding errors grow a
-    little, and an infinite or NaN input spoils the whole tile of results around it. True at the
-    start, unless the environment says ``OPENBNNS_WINOGRAD=0``. It holds for existing layers too.
+    It does 3×3 convolutions with steps of 1, and those of 3 or 4 taps with steps of 2, with fewer
+    multiplications. Rounding errors grow a little, and an infinite or NaN input spoils the whole
+    tile of results around it. True at the start, unless the environment says
+    ``OPENBNNS_WINOGRAD=0``. It holds for existing layers too.
 
     Args:
         allowed: True or False.

@@ -66,9 +66,9 @@ class ConvolutionLayer(UnaryLayer):
         output_padding: transposed: rows and columns more than the kernel reaches.
         weights_spec: what the weights are when their array does not say it: ``scale``, ``table``
             or another ``layout``.
-        winograd: for kernels of 3×3 with steps of 1: True allows Winograd's algorithm, which is
-            faster and a little less exact, False forbids it, None is the library's setting
-            (``openbnns.set_winograd``).
+        winograd: for kernels of 3×3 with steps of 1, and of 3 or 4 with steps of 2: True allows
+            Winograd's algorithm, which is faster and a little less exact, False forbids it, None is
+            the library's setting (``openbnns.set_winograd``).
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights and bias. Without it the layer reads the caller's
             arrays in every call, so an update in place is seen at once.

@@ -48,8 +48,7 @@ constexpr size_t kLargeSum = size_t{1300} << 10;   // sums that should not be ke
 constexpr size_t kParts = 16;                      // most parts of a weight gradient
 constexpr size_t kSumsPerPart = 8;                 // a part has V and Y of this many times the room of its sum,
 constexpr size_t kBlocksPerPart = 4;               // or so many blocks
-constexpr size_t kMostWeights = size_t{4} << 20;   // bytes of transformed weights: more would not stay near
-constexpr size_t kFewTiles = 14;                   // that a block must be able to have
+constexpr size_t kFewTiles = 14;                   // of a block at least: a panel of the register tile
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
@@ -185,13 +184,18 @@ struct Pass {
   const activation::Fused* activation;
 };
 
+// A piece is a panel and some rows of it: neighbouring lines of memory are left to one thread.
 void make_weights(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads, float* u) {
-  const size_t outputs = pass.y.channels;
-  parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t j = piece * kernels.lanes;
-    kernels.weights(plan.taps, pass.w + j * pass.j_step, pass.k_step, pass.j_step, pass.x.channels, plan.u_rows,
-                    std::min(outputs - j, kernels.lanes), plan.u_slots,
-                    u + j / kernels.panel * plan.u_step + j % kernels.panel, plan.u_point);
+  constexpr size_t kRows = 16;
+  const size_t outputs = pass.y.channels, inputs = pass.x.channels, down = divide_up(plan.u_rows, kRows);
+  parallel(divide_up(outputs, kernels.panel) * down, threads, [&](size_t piece) {
+    const size_t first = piece / down * kernels.panel, end = std::min(outputs, first + kernels.panel);
+    const size_t k = piece % down * kRows, rows = std::min(kRows, plan.u_rows - k);
+    float* to = u + first / kernels.panel * plan.u_step + k * kernels.panel;
+    for (size_t j = first; j < end; j += kernels.lanes)
+      kernels.weights(plan.taps, pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step,
+                      std::min(inputs - std::min(inputs, k), rows), rows, std::min(end - j, kernels.lanes),
+                      plan.u_slots, to + (j - first), plan.u_point);
   });
 }
 
@@ -344,18 +348,19 @@ size_t products_of(const Axis& axis, int64_t count) {
   return divide_up(as_size(count), kOutputs) * points - (has_short ? points - short_points : 0);
 }
 
-// Fewer products must pay for the transforms, which want channels in whole vectors.
+// Fewer products must pay for the transforms: of images, which want channels in whole vectors, and of weights, which want
+// enough outputs even of a single sample, and caches that hold the result.
 bool pays(const Problem& s, int64_t rows, int64_t columns, int64_t all_rows, int64_t all_columns) {
-  constexpr size_t kVector = 16, kFewest = 32;
-  constexpr double kGain = 1.5;
+  constexpr size_t kVector = 16, kFewest = 16, kMuchWeight = size_t{4} << 20, kMostWeight = size_t{8} << 20;
+  constexpr double kGain = 1.5, kMuchGain = 2.0, kSmall = 900.0;
   if (!is_possible(s) || s.in_channels < kFewest || s.out_channels < kFewest) return false;
   const size_t inputs = round_up(s.in_channels, kVector), outputs = round_up(s.out_channels, kVector);
-  if (bytes_per_tile(4 * inputs * outputs) > kMostWeights) return false;
+  const size_t weights = bytes_per_tile(4 * inputs * outputs);
   const double products = static_cast<double>(products_of(s.y, rows) * inputs) *
                           static_cast<double>(products_of(s.x, columns) * outputs);
-  const double plain = static_cast<double>(as_size(all_rows * s.y.kernel) * s.in_channels) *
-                       static_cast<double>(as_size(all_columns * s.x.kernel) * s.out_channels);
-  return plain >= kGain * products;
+  const double taps = static_cast<double>(all_rows * s.y.kernel) * static_cast<double>(all_columns * s.x.kernel);
+  const double plain = taps * static_cast<double>(s.in_channels * s.out_channels);
+  return taps >= kSmall && plain >= (weights > kMuchWeight ? kMuchGain : kGain) * products && weights <= kMostWeight;
 }
 bool forward_fits(const Problem& s) { return pays(s, s.y.out, s.x.out, s.y.out, s.x.out); }
 // Every position of dx meets half of the taps of an axis.

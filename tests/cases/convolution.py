@@ -111,9 +111,11 @@ class ConvolutionCase:
 
     @property
     def may_use_winograd(self):
-        steps = (self.stride, self.dilation)
-        served = self.kernel == (3, 3) and steps == ((1, 1), (1, 1)) and self.groups == 1
-        return served and self.winograd is not False
+        if self.winograd is False or self.groups != 1 or self.dilation != (1, 1):
+            return False
+        if self.stride == (2, 2):
+            return min(self.image[1], self.outputs) >= 16 and set(self.kernel) <= {3, 4}
+        return self.kernel == (3, 3) and self.stride == (1, 1)
 
     @property
     def unit(self):
