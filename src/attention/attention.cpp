@@ -110,6 +110,10 @@ size_t backward_values(const Blocks& blocks, size_t key_width, size_t value_widt
          blocks.columns * key_width;
 }
 
+size_t kept_backward_values(size_t t, size_t columns, size_t key_width, size_t value_width) {
+  return columns * score_pitch(t) + (t + columns) * (key_width + value_width) + whole_tiles(t) * value_width;
+}
+
 // ---- creation ----
 
 Attention::Attention(const Options& options) : Filter(kKind, options), stream_(0) {}
@@ -211,6 +215,8 @@ int Attention::prepare(const BNNSLayerParametersMultiheadAttention& p) {
   }
   forward_blocks_ = fit_blocks(t_, s_ + extra(), kForwardRows, key_width_, value_width_, forward_values);
   backward_blocks_ = fit_blocks(t_, s_ + extra(), kBackwardRows, key_width_, value_width_, backward_values);
+  keeps_scores_ = !has_dropout() && forward_blocks_.rows == t_ && forward_blocks_.columns == s_ + extra() &&
+                  kept_backward_values(t_, s_ + extra(), key_width_, value_width_) <= kScratchBytes / sizeof(float);
   return options().use_client_ptr ? 0 : hold();
 }
 
