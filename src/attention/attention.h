@@ -72,6 +72,7 @@ struct HeadGradients {
 // How the scores of a head are cut. Borders depend on shapes alone; those of columns decide the bits.
 struct Blocks {
   size_t rows = 0, columns = 0;
+  size_t copied = rows;  // backward: rows that are copied at once; all, or those of a block
 };
 
 inline constexpr size_t kWidestTile = 32;  // of all targets

@@ -413,16 +413,26 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   float* spare = hidden + pitch;
   float* p = spare + pitch;  // (rows, pitch)
   float* dp = p + blocks.rows * pitch;
-  float* q = dp + blocks.rows * pitch;
-  float* da_copy = q + blocks.rows * kw;
-  float* key_copy = da_copy + blocks.rows * vw;
+  float* q_copy = dp + blocks.rows * pitch;
+  float* da_copy = q_copy + blocks.copied * kw;
+  float* key_copy = da_copy + blocks.copied * vw;
   float* turned_keys = key_copy + blocks.columns * kw;
   float* turned_values = turned_keys + tiles * kw;
   float* dk = turned_values + tiles * vw;
   float* dv = dk + blocks.columns * kw;
+  // Scaled queries and da: of all rows, or of those of a block.
+  const Source da_rows = {g.da, g.da_row, h.t, nullptr, vw};
+  size_t da_row = 0;
+  const float* copied_da = nullptr;
+  const auto copy_queries = [&](size_t first, size_t rows) {
+    copy_rows(h.q + first * h.q_row, h.q_row, rows, kw, h.scale, q_copy);
+    copied_da = rows_at(da_rows, first, rows, da_copy, &da_row);
+  };
+  const bool at_once = h.t <= blocks.copied;
+  if (at_once) copy_queries(0, h.t);
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
-    size_t key_row, da_row;
+    size_t key_row;
     const float* keys = rows_at(keys_of(h), j, c.n, key_copy, &key_row);
     turn_source(keys_of(h), j, c.n, 1.0f, turned_keys);
     turn_source(values_of(h), j, c.n, 1.0f, turned_values);
@@ -436,8 +446,9 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
     for (size_t first = 0; first < h.t; first += blocks.rows) {
       const size_t rows = least(blocks.rows, h.t - first);
       if (reach_of(h, c, first, rows) == 0) continue;
-      copy_rows(h.q + first * h.q_row, h.q_row, rows, kw, h.scale, q);
-      const float* da = rows_at({g.da, g.da_row, h.t, nullptr, vw}, first, rows, da_copy, &da_row);
+      if (!at_once) copy_queries(first, rows);
+      const float* q = at_once ? q_copy + first * kw : q_copy;
+      const float* da = at_once ? copied_da + first * da_row : copied_da;
       const size_t panels = row_panels(rows), height = rows / panels, longer = rows % panels;
       for (size_t panel = 0, i = 0; panel < panels; ++panel) {
         const size_t n = height + (panel < longer ? 1 : 0);

@@ -160,9 +160,16 @@ void check_head(const HeadCase& c, uint64_t seed) {
       compare(name_of(isa), "extra dk", extra_dk2, extra_dk, c.extra, c.key_width, c.key_width);
       compare(name_of(isa), "extra dv", extra_dv2, extra_dv, c.extra, c.value_width, c.value_width);
     };
-    work.assign(backward_values(c.blocks, c.key_width, c.value_width), kNan);
-    kernels.backward(h2, g2, c.blocks, work.data());
-    compare_gradients();
+    for (const size_t copied : {c.blocks.rows, c.t}) {
+      Blocks blocks = c.blocks;
+      blocks.copied = copied;
+      dq2.assign(dq2.size(), kNan);
+      k2 = k;
+      v2 = v;
+      work.assign(backward_values(blocks, c.key_width, c.value_width), kNan);
+      kernels.backward(h2, g2, blocks, work.data());
+      compare_gradients();
+    }
 
     // The same with p kept.
     if (!c.dropout) {
@@ -431,6 +438,8 @@ TEST(attention_heads_against_the_obvious_loops) {
       {19, 50, 2, 8, 40, {19, 17}, true, true, true, 3},
       {50, 19, 0, 64, 64, {25, 10}, false, true, false, 0},
       {31, 45, 0, 17, 5, {31, 45}, false, false, true, 0},
+      {70, 90, 1, 130, 140, {70, 91}, true, true, false, 1},
+      {140, 70, 0, 130, 16, {64, 70}, false, true, false, 0},
   };
   for (const HeadCase& c : cases) check_head(c, 3);
   Random random(11);
