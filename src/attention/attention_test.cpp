@@ -78,7 +78,7 @@ void check_head(const HeadCase& c, uint64_t seed) {
   h.extra = c.extra;
   h.key_width = c.key_width;
   h.value_width = c.value_width;
-  h.scale = 0.5f;
+  h.scale = c.key_width > 64 ? 0.125f : 0.5f;
   h.q = q.data();
   h.k = k.data();
   h.v = v.data();
