@@ -90,7 +90,7 @@ template <class Values>
 Blocks fit_blocks(size_t t, size_t columns, size_t most_rows, size_t key_width, size_t value_width, Values values) {
   constexpr size_t kRoom = kScratchBytes / sizeof(float);
   for (size_t rows = most_rows, most = kColumns; rows >= kFewestRows && most >= kFewestColumns; rows /= 2, most /= 2) {
-    const Blocks blocks = {even_part(t, rows), even_part(columns, most)};
+    const Blocks blocks = {.rows = even_part(t, rows), .columns = even_part(columns, most)};
     const bool is_narrow = key_width < kRoom / kColumns && value_width < kRoom / kColumns;  // sums do not overflow
     if (is_narrow && values(blocks, key_width, value_width) <= kRoom) return blocks;
   }
@@ -106,8 +106,12 @@ size_t forward_values(const Blocks& blocks, size_t key_width, size_t value_width
 
 size_t backward_values(const Blocks& blocks, size_t key_width, size_t value_width) {
   const size_t pitch = score_pitch(blocks.columns), tiles = whole_tiles(blocks.columns);
-  return (2 + 2 * blocks.rows) * pitch + (blocks.rows + tiles + blocks.columns) * (key_width + value_width) +
+  return (2 + 2 * blocks.rows) * pitch + (blocks.copied + tiles + blocks.columns) * (key_width + value_width) +
          blocks.columns * key_width;
+}
+
+size_t kept_backward_values(size_t t, size_t columns, size_t key_width, size_t value_width) {
+  return columns * score_pitch(t) + (t + columns) * (key_width + value_width) + whole_tiles(t) * value_width;
 }
 
 // ---- creation ----
@@ -211,6 +215,13 @@ int Attention::prepare(const BNNSLayerParametersMultiheadAttention& p) {
   }
   forward_blocks_ = fit_blocks(t_, s_ + extra(), kForwardRows, key_width_, value_width_, forward_values);
   backward_blocks_ = fit_blocks(t_, s_ + extra(), kBackwardRows, key_width_, value_width_, backward_values);
+  Blocks all_copied = backward_blocks_;
+  all_copied.copied = t_;
+  if (backward_blocks_.columns > 0 && t_ < kScratchBytes / (key_width_ + value_width_) &&
+      backward_values(all_copied, key_width_, value_width_) <= kScratchBytes / sizeof(float))
+    backward_blocks_ = all_copied;
+  keeps_scores_ = !has_dropout() && forward_blocks_.rows == t_ && forward_blocks_.columns == s_ + extra() &&
+                  kept_backward_values(t_, s_ + extra(), key_width_, value_width_) <= kScratchBytes / sizeof(float);
   return options().use_client_ptr ? 0 : hold();
 }
 

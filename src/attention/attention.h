@@ -6,8 +6,9 @@
 //   dq, dk, dv, da              their gradients
 //
 // Between the projections (products of the matrix engine) lies the part that mixes rows, done here one head of one
-// sample at a time, in blocks of rows and columns of the scores, which are never kept: memory grows with t + s, not
-// with t·s. The backward pass computes them again from top and inverse.
+// sample at a time, in blocks of rows and columns of the scores. Those of long sequences are never kept: memory grows
+// with t + s, not with t·s, and the backward pass computes them again from top and inverse. Those of short ones are,
+// softened, for a backward pass to come: computing them again would cost more than reading them.
 #pragma once
 
 #include <cstddef>
@@ -71,6 +72,7 @@ struct HeadGradients {
 // How the scores of a head are cut. Borders depend on shapes alone; those of columns decide the bits.
 struct Blocks {
   size_t rows = 0, columns = 0;
+  size_t copied = rows;  // backward: rows that are copied at once; all, or those of a block
 };
 
 inline constexpr size_t kWidestTile = 32;  // of all targets
@@ -81,10 +83,13 @@ inline constexpr size_t kWidestTile = 32;  // of all targets
 
 struct Kernels {
   // Rows [first, first + rows) of a, top and inverse; all of them point to row 0. work: forward_values().
+  // kept: where p goes, turned, (s + extra, score_pitch(t)); for heads of a single block and no dropout. NULL: nowhere.
   void (*forward)(const Head& head, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row,
-                  float* top, float* inverse, float* work);
+                  float* top, float* inverse, float* kept, float* work);
   // All gradients of the head. work: backward_values().
   void (*backward)(const Head& head, const HeadGradients& gradients, const Blocks& blocks, float* work);
+  // The same from p that was kept: top, inverse and dots are not read. work: kept_backward_values().
+  void (*backward_kept)(const Head& head, const HeadGradients& gradients, const float* p, float* work);
   // dots (rows): Σ a·da along n values
   void (*dots)(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* dots);
 };
@@ -94,6 +99,7 @@ extern const Targets<Kernels> targets;
 // Floats of work.
 size_t forward_values(const Blocks& blocks, size_t key_width, size_t value_width);
 size_t backward_values(const Blocks& blocks, size_t key_width, size_t value_width);
+size_t kept_backward_values(size_t t, size_t columns, size_t key_width, size_t value_width);
 
 // ---- the obvious loops (attention_ref.cpp), in double precision; they serve heads too wide for the blocks ----
 

@@ -176,6 +176,7 @@ class Attention final : public Filter {
   int find_work(size_t bytes, const size_t* given_size, void* given, Job* job) const;
 
   bool has_dropout() const { return threshold_ != 0; }
+  size_t kept_each() const { return (s_ + extra()) * score_pitch(t_); }  // floats of a head
   size_t extra() const { return (has_attention_bias_ ? 1 : 0) + (adds_zero_ ? 1 : 0); }
   size_t key_columns() const { return heads_ * key_width_; }
   size_t value_columns() const { return heads_ * value_width_; }
@@ -187,7 +188,7 @@ class Attention final : public Filter {
   // attention_run.cpp
   size_t cache_bytes(size_t batch) const;  // SIZE_MAX: more than can be addressed, like the next
   size_t plan_bytes(size_t batch, bool is_backward, bool has_cache) const;
-  void place_rows(size_t batch, Room* room, Rows* rows) const;
+  void place_rows(size_t batch, bool keeps_scores, Room* room, Rows* rows) const;
   void place(size_t batch, bool is_backward, bool has_cache, Room* room, Plan* plan) const;
   size_t product_bytes(size_t batch, bool is_backward) const;
   Plan begin(const Job& job, bool is_backward) const;
@@ -219,6 +220,7 @@ class Attention final : public Filter {
   mutable std::atomic<uint64_t> position_ = 0;
   void* held_ = nullptr;     // copies of weights and biases
   Blocks forward_blocks_, backward_blocks_;  // columns 0: the obvious loops
+  bool keeps_scores_ = false;                // for a backward pass
 };
 
 }  // namespace obn::attention

@@ -184,7 +184,7 @@ void drop(const Head& h, const Columns& c, size_t i, size_t n, float* p) {
 // ---- forward ----
 
 // The scores of the forward pass lie turned, a row for every key and kTileColumns queries side by side: so that the
-// largest score and the sum of every query come without adding up lanes.
+// largest score and the sum of every query come without adding up lanes. From one key to the next it is r_row values.
 
 // n <= kLanes values of row i of what is added, from column j on.
 F load_added(const Head& h, size_t i, size_t j, size_t n) {
@@ -205,7 +205,7 @@ F load_added(const Head& h, size_t i, size_t j, size_t n) {
 }
 
 // r (n, kTileColumns) of queries [i, i + rows): adds and hides.
-void adjust_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* r) {
+void adjust_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_t n, float* r, size_t r_row) {
   const size_t own = least(n, c.own);
   if (h.added.data) {
     for (size_t q = 0; q < rows; q += kLanes) {
@@ -215,7 +215,7 @@ void adjust_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_
         for (size_t l = 0; l < kLanes; ++l) v[l] = q + l < rows ? load_added(h, i + q + l, c.first + j, count) : F{};
         transpose(v);
         for (size_t p = 0; p < count; ++p) {
-          float* to = r + (j + p) * kTileColumns + q;
+          float* to = r + (j + p) * r_row + q;
           store(to, load(to) + v[p]);
         }
       }
@@ -225,13 +225,13 @@ void adjust_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_
   if (c.hidden) {
     for (size_t j = 0; j < own; ++j)
       if (c.hidden[j] < 0.0f)
-        for (size_t q = 0; q < vectors; q += kLanes) store(r + j * kTileColumns + q, splat(kNothing));
+        for (size_t q = 0; q < vectors; q += kLanes) store(r + j * r_row + q, splat(kNothing));
   }
   if (h.causal) {
     for (size_t j = i + 1 > c.first ? i + 1 - c.first : 0; j < own; ++j) {  // hidden from the first j + c.first - i
       const size_t blind = j + c.first - i;
       for (size_t q = 0; q < vectors; q += kLanes) {
-        float* to = r + j * kTileColumns + q;
+        float* to = r + j * r_row + q;
         const I lane = iota() + static_cast<int32_t>(q);
         store(to, lane < static_cast<int32_t>(blind) ? splat(kNothing) : load(to));
       }
@@ -250,14 +250,14 @@ void drop_turned(const Head& h, const Columns& c, size_t i, size_t rows, size_t 
   }
 }
 
-OBN_INLINE F largest_down(const float* r, size_t n) {
+OBN_INLINE F largest_down(const float* r, size_t r_row, size_t n) {
   F top = load(r), other = top;
   size_t j = 0;
   for (; j + 1 < n; j += 2) {
-    top = max(top, load(r + j * kTileColumns));
-    other = max(other, load(r + (j + 1) * kTileColumns));
+    top = max(top, load(r + j * r_row));
+    other = max(other, load(r + (j + 1) * r_row));
   }
-  if (j < n) top = max(top, load(r + j * kTileColumns));
+  if (j < n) top = max(top, load(r + j * r_row));
   return max(top, other);
 }
 
@@ -269,10 +269,11 @@ void scale_row(float* row, size_t n, float factor) {
 
 // The running softmax of up to kLanes queries: r becomes p, not yet divided by the sum, which is kept in total. What
 // was summed before against a lower top is scaled down, a with it.
-void soften(const Head& h, size_t rows, size_t n, float* r, float* a, size_t a_row, float* top, float* total,
-            bool is_first) {
+void soften(const Head& h, size_t rows, size_t n, float* r, size_t r_row, float* a, size_t a_row, float* top,
+            float* total, bool is_first) {
+  constexpr size_t kChains = 4;  // of the sum: a single long one would round more
   const bool is_whole = rows == kLanes;
-  F now = largest_down(r, n), sums = F{};
+  F now = largest_down(r, r_row, n), sums = F{};
   if (!is_first) {
     const F before = is_whole ? load(top) : load_first(top, rows);
     now = max(before, now);
@@ -284,12 +285,19 @@ void soften(const Head& h, size_t rows, size_t n, float* r, float* a, size_t a_r
       if (factors[l] != 1.0f) scale_row(a + l * a_row, h.value_width, factors[l]);
   }
   const F shift = now == kNothing ? F{} : now;  // a query that sees nothing: every value is 0
-  for (size_t j = 0; j < n; ++j) {
-    float* to = r + j * kTileColumns;
-    const F v = exp_in_sum(load(to) - shift);
-    store(to, v);
-    sums += v;
+  F chain[kChains] = {};
+  const auto soften_one = [&](size_t j, F& sum) __attribute__((always_inline)) {
+    const F v = exp_in_sum(load(r + j * r_row) - shift);
+    store(r + j * r_row, v);
+    sum += v;
+  };
+  size_t j = 0;
+  for (; j + kChains <= n; j += kChains) {
+#pragma GCC unroll 4
+    for (size_t l = 0; l < kChains; ++l) soften_one(j + l, chain[l]);
   }
+  for (; j < n; ++j) soften_one(j, chain[0]);
+  sums += (chain[0] + chain[1]) + (chain[2] + chain[3]);
   if (is_whole) {
     store(top, now);
     store(total, sums);
@@ -297,6 +305,18 @@ void soften(const Head& h, size_t rows, size_t n, float* r, float* a, size_t a_r
     store_first(top, now, rows);
     store_first(total, sums, rows);
   }
+}
+
+// Divides the values of up to kLanes queries by their sums.
+void normalize(size_t rows, size_t n, float* p, size_t p_row, const float* total) {
+  const F factor = 1.0f / (rows == kLanes ? load(total) : load_first(total, rows));
+  for (size_t j = 0; j < n; ++j) store(p + j * p_row, load(p + j * p_row) * factor);
+}
+
+// Rows [from, to) of `vectors` values.
+void clear_rows(float* p, size_t p_row, size_t from, size_t to, size_t vectors) {
+  for (size_t j = from; j < to; ++j)
+    for (size_t q = 0; q < vectors; q += kLanes) store(p + j * p_row + q, F{});
 }
 
 // Rows of keys or values [first, first + n) to multiply with: where they lie, or a copy.
@@ -309,12 +329,14 @@ OBN_INLINE const float* rows_at(const Source& s, size_t first, size_t n, float* 
 }
 
 void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row, float* top,
-             float* inverse, float* work) {
+             float* inverse, float* kept, float* work) {
   const size_t pitch = score_pitch(blocks.columns), all = h.s + h.extra;
+  const size_t r_row = kept ? score_pitch(h.t) : kTileColumns;
+  const bool is_single = all <= blocks.columns;  // then the sums are known before p meets the values
   float* hidden = work;
   float* spare = hidden + pitch;
-  float* r = spare + pitch;  // (columns, kTileColumns)
-  float* q = r + blocks.columns * kTileColumns;
+  float* own_r = spare + pitch;  // (columns, kTileColumns)
+  float* q = own_r + blocks.columns * kTileColumns;
   float* key_copy = q + whole_tiles(blocks.rows) * h.key_width;
   float* value_copy = key_copy + blocks.columns * h.key_width;
   turn_source(queries_of(h), first, rows, h.scale, q);
@@ -327,21 +349,24 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
     for (size_t i = 0; i < rows; i += kTileColumns) {
       const size_t n = least(kTileColumns, rows - i), reach = reach_of(h, c, first + i, n);
       if (reach == 0) continue;
+      float* r = kept ? kept + first + i : own_r;
       multiply({keys, key_row, 1}, panels_of(q + i * h.key_width, h.key_width), reach, whole_vectors(n), h.key_width, r,
-               kTileColumns, false, 1.0f);
-      adjust_turned(h, c, first + i, n, reach, r);
+               r_row, false, 1.0f);
+      adjust_turned(h, c, first + i, n, reach, r, r_row);
       for (size_t l = 0; l < n; l += kLanes) {
-        const size_t row = first + i + l;
-        soften(h, least(kLanes, n - l), reach, r + l, a + row * a_row, a_row, top + row, inverse + row, j == 0);
+        const size_t row = first + i + l, count = least(kLanes, n - l);
+        soften(h, count, reach, r + l, r_row, a + row * a_row, a_row, top + row, inverse + row, j == 0);
+        if (is_single) normalize(count, reach, r + l, r_row, inverse + row);
       }
+      if (kept) clear_rows(r, r_row, reach, c.n, whole_vectors(n));
       if (h.dropout.get) drop_turned(h, c, first + i, n, reach, r);
-      multiply({r, 1, kTileColumns}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row,
-               a_row, j > 0, 1.0f);
+      multiply({r, 1, r_row}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row, a_row,
+               j > 0, 1.0f);
     }
   }
   for (size_t i = first; i < first + rows; ++i) {
     inverse[i] = 1.0f / inverse[i];  // was the sum
-    scale_row(a + i * a_row, h.value_width, inverse[i]);
+    if (!is_single) scale_row(a + i * a_row, h.value_width, inverse[i]);
   }
 }
 
@@ -388,16 +413,26 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   float* spare = hidden + pitch;
   float* p = spare + pitch;  // (rows, pitch)
   float* dp = p + blocks.rows * pitch;
-  float* q = dp + blocks.rows * pitch;
-  float* da_copy = q + blocks.rows * kw;
-  float* key_copy = da_copy + blocks.rows * vw;
+  float* q_copy = dp + blocks.rows * pitch;
+  float* da_copy = q_copy + blocks.copied * kw;
+  float* key_copy = da_copy + blocks.copied * vw;
   float* turned_keys = key_copy + blocks.columns * kw;
   float* turned_values = turned_keys + tiles * kw;
   float* dk = turned_values + tiles * vw;
   float* dv = dk + blocks.columns * kw;
+  // Scaled queries and da: of all rows, or of those of a block.
+  const Source da_rows = {g.da, g.da_row, h.t, nullptr, vw};
+  size_t da_row = 0;
+  const float* copied_da = nullptr;
+  const auto copy_queries = [&](size_t first, size_t rows) {
+    copy_rows(h.q + first * h.q_row, h.q_row, rows, kw, h.scale, q_copy);
+    copied_da = rows_at(da_rows, first, rows, da_copy, &da_row);
+  };
+  const bool at_once = h.t <= blocks.copied;
+  if (at_once) copy_queries(0, h.t);
   for (size_t j = 0; j < all; j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
-    size_t key_row, da_row;
+    size_t key_row;
     const float* keys = rows_at(keys_of(h), j, c.n, key_copy, &key_row);
     turn_source(keys_of(h), j, c.n, 1.0f, turned_keys);
     turn_source(values_of(h), j, c.n, 1.0f, turned_values);
@@ -411,8 +446,9 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
     for (size_t first = 0; first < h.t; first += blocks.rows) {
       const size_t rows = least(blocks.rows, h.t - first);
       if (reach_of(h, c, first, rows) == 0) continue;
-      copy_rows(h.q + first * h.q_row, h.q_row, rows, kw, h.scale, q);
-      const float* da = rows_at({g.da, g.da_row, h.t, nullptr, vw}, first, rows, da_copy, &da_row);
+      if (!at_once) copy_queries(first, rows);
+      const float* q = at_once ? q_copy + first * kw : q_copy;
+      const float* da = at_once ? copied_da + first * da_row : copied_da;
       const size_t panels = row_panels(rows), height = rows / panels, longer = rows % panels;
       for (size_t panel = 0, i = 0; panel < panels; ++panel) {
         const size_t n = height + (panel < longer ? 1 : 0);
@@ -449,6 +485,65 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   }
 }
 
+// ---- backward with p of the forward pass ----
+
+// Up to kLanes queries: from dp = da·vᵀ to dr = p ∘ (dp - Σ p·dp), in place. Turned, as in the forward pass.
+void slope_kept(const float* p, float* dp, size_t row, size_t n) {
+  F even = F{}, odd = F{};
+  size_t j = 0;
+  for (; j + 1 < n; j += 2) {
+    even += load(p + j * row) * load(dp + j * row);
+    odd += load(p + (j + 1) * row) * load(dp + (j + 1) * row);
+  }
+  if (j < n) even += load(p + j * row) * load(dp + j * row);
+  const F dots = even + odd;
+  for (j = 0; j < n; ++j) store(dp + j * row, load(p + j * row) * (load(dp + j * row) - dots));
+}
+
+// c (n keys, width) = alpha · x (n, t) · b (t, width): from key `first` on; x points to key 0. Under a causal mask, x
+// is 0 for queries before the key, so they are left out.
+void multiply_keys(const Head& h, const float* x, size_t x_row, size_t first, size_t n, const Right& b, size_t width,
+                   float* c, size_t c_row, float alpha) {
+  const size_t step = h.causal && first < h.s ? kTileRows : n;
+  for (size_t j = 0; j < n; j += step) {
+    const size_t rows = least(step, n - j), key = first + j;
+    const size_t blind = h.causal && key < h.s ? least(key, h.t) : 0;
+    multiply({x + key * x_row + blind, x_row, 1}, {b.data + blind * b.step, b.step, b.tile}, rows, width, h.t - blind,
+             c + j * c_row, c_row, false, alpha);
+  }
+}
+
+void backward_kept(const Head& h, const HeadGradients& g, const float* p, float* work) {
+  const size_t pitch = score_pitch(h.t), all = h.s + h.extra, kw = h.key_width, vw = h.value_width;
+  float* dp = work;  // (all, pitch), like p
+  float* turned_da = dp + all * pitch;
+  float* q_copy = turned_da + whole_tiles(h.t) * vw;
+  float* da_copy = q_copy + h.t * kw;
+  float* key_copy = da_copy + h.t * vw;
+  float* value_copy = key_copy + all * kw;
+  const Source da_rows = {g.da, g.da_row, h.t, nullptr, vw};
+  const Columns c = {0, all, h.s, nullptr, nullptr};
+  size_t q_row, da_row, key_row, value_row;
+  const float* q = rows_at(queries_of(h), 0, h.t, q_copy, &q_row);
+  const float* da = rows_at(da_rows, 0, h.t, da_copy, &da_row);
+  const float* keys = rows_at(keys_of(h), 0, all, key_copy, &key_row);
+  const float* values = rows_at(values_of(h), 0, all, value_copy, &value_row);
+  turn_source(da_rows, 0, h.t, 1.0f, turned_da);
+  for (size_t i = 0; i < h.t; i += kTileColumns) {
+    const size_t n = least(kTileColumns, h.t - i), vectors = whole_vectors(n), reach = reach_of(h, c, i, n);
+    multiply({values, value_row, 1}, panels_of(turned_da + i * vw, vw), reach, vectors, vw, dp + i, pitch, false, 1.0f);
+    for (size_t l = 0; l < n; l += kLanes) slope_kept(p + i + l, dp + i + l, pitch, reach);
+    clear_rows(dp + i, pitch, reach, all, vectors);
+    multiply({dp + i, 1, pitch}, rows_of(keys, key_row), n, kw, reach, g.dq + i * g.dq_row, g.dq_row, false, h.scale);
+  }
+  // Keys and values, in whose place the gradients may come, are not read any more.
+  multiply_keys(h, p, pitch, 0, h.s, rows_of(da, da_row), vw, g.dv, g.dv_row, 1.0f);
+  multiply_keys(h, dp, pitch, 0, h.s, rows_of(q, q_row), kw, g.dk, g.dk_row, h.scale);
+  if (h.extra == 0) return;
+  multiply_keys(h, p, pitch, h.s, h.extra, rows_of(da, da_row), vw, g.extra_dv, vw, 1.0f);
+  multiply_keys(h, dp, pitch, h.s, h.extra, rows_of(q, q_row), kw, g.extra_dk, kw, h.scale);
+}
+
 void dots(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* to) {
   for (size_t i = 0; i < rows; ++i, a += a_row, da += da_row) {
     F total = F{};
@@ -462,6 +557,6 @@ void dots(const float* a, size_t a_row, const float* da, size_t da_row, size_t r
 }  // namespace
 
 extern const obn::attention::Kernels kernels;
-constinit const obn::attention::Kernels kernels = {forward, backward, dots};
+constinit const obn::attention::Kernels kernels = {forward, backward, backward_kept, dots};
 
 }  // namespace obn::OBN_TARGET::attention

@@ -122,6 +122,7 @@ struct Attention::Rows {
   float *q = nullptr, *k = nullptr, *v = nullptr;  // (B, T or S, H, width)
   float* a = nullptr;                              // (B, T, H, d_value)
   float *top = nullptr, *inverse = nullptr;        // (B, H, T)
+  float* p = nullptr;                              // (B, H), each kept_each(); NULL: not kept
 };
 
 struct Attention::Plan {
@@ -142,7 +143,7 @@ struct Attention::Plan {
   bool causal = false;
 };
 
-void Attention::place_rows(size_t batch, Room* room, Rows* rows) const {
+void Attention::place_rows(size_t batch, bool keeps_scores, Room* room, Rows* rows) const {
   const size_t queries = times(batch, t_), keys = times(batch, s_);
   rows->q = room->floats(queries, key_columns());
   rows->k = room->floats(keys, key_columns());
@@ -150,19 +151,20 @@ void Attention::place_rows(size_t batch, Room* room, Rows* rows) const {
   rows->a = room->floats(queries, std::max(key_columns(), value_columns()));  // later dq
   rows->top = room->floats(queries, heads_);
   rows->inverse = room->floats(queries, heads_);
+  if (keeps_scores) rows->p = room->floats(times(batch, heads_), kept_each());
 }
 
 size_t Attention::cache_bytes(size_t batch) const {
   Room room;
   Rows rows;
   room.bytes(sizeof(CacheHeader));
-  place_rows(batch, &room, &rows);
+  place_rows(batch, keeps_scores_, &room, &rows);
   return room.used();
 }
 
 void Attention::place(size_t batch, bool is_backward, bool has_cache, Room* room, Plan* plan) const {
   const size_t queries = times(batch, t_), keys = times(batch, s_);
-  if (!has_cache) place_rows(batch, room, &plan->rows);
+  if (!has_cache) place_rows(batch, is_backward && keeps_scores_, room, &plan->rows);
   const Projection* projections[] = {&q_, &k_, &v_, &o_};
   size_t widest = 0;
   for (size_t i = 0; i < 4; ++i) {
@@ -238,7 +240,7 @@ Attention::Plan Attention::begin(const Job& job, bool is_backward) const {
   if (job.cache) {
     Room kept(job.cache);
     kept.bytes(sizeof(CacheHeader));
-    place_rows(job.batch, &kept, &plan.rows);
+    place_rows(job.batch, keeps_scores_, &kept, &plan.rows);
   }
   place(job.batch, is_backward, job.cache, &room, &plan);
   plan.threads = threads();
@@ -424,8 +426,9 @@ void Attention::attend(const Job& job, const Plan& plan) const {
       if (is_slow) {
         ref::forward(head, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats);
       } else {
+        float* kept = plan.rows.p ? plan.rows.p + (b * heads_ + h) * kept_each() : nullptr;
         kernels.forward(head, forward_blocks_, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats,
-                        reinterpret_cast<float*>(scratch()));
+                        kept, reinterpret_cast<float*>(scratch()));
       }
     }
   });
@@ -434,12 +437,13 @@ void Attention::attend(const Job& job, const Plan& plan) const {
 void Attention::attend_backward(const Job& job, const Plan& plan) const {
   const Kernels& kernels = targets.best();
   const size_t row = value_columns(), all = s_ + extra();
-  // Before dq takes the place of a.
-  const size_t rows_each = std::max<size_t>(1, t_ * row);
-  parallel(job.batch * heads_, job.batch * rows_each < kAlone ? 1 : plan.threads, [&](size_t i) {
-    const size_t offset = i / heads_ * t_ * row + i % heads_ * value_width_;
-    kernels.dots(plan.rows.a + offset, row, plan.da + offset, row, t_, value_width_, plan.dots + i * t_);
-  });
+  if (!plan.rows.p) {  // before dq takes the place of a
+    const size_t rows_each = std::max<size_t>(1, t_ * row);
+    parallel(job.batch * heads_, job.batch * rows_each < kAlone ? 1 : plan.threads, [&](size_t i) {
+      const size_t offset = i / heads_ * t_ * row + i % heads_ * value_width_;
+      kernels.dots(plan.rows.a + offset, row, plan.da + offset, row, t_, value_width_, plan.dots + i * t_);
+    });
+  }
   const size_t each = std::max<size_t>(1, 5 * t_ * all * ((key_width_ + value_width_) / 2));
   const size_t jobs = job.batch * heads_, at_once = divide_up(kPerPiece, each);
   parallel(divide_up(jobs, at_once), jobs * each < kAlone ? 1 : plan.threads, [&](size_t piece) {
@@ -459,7 +463,9 @@ void Attention::attend_backward(const Job& job, const Plan& plan) const {
       g.dv = plan.dv + b * s_ * g.dv_row + h * value_width_;
       g.extra_dk = plan.extra_dk + i * extra() * key_width_;
       g.extra_dv = plan.extra_dv + i * extra() * value_width_;
-      if (backward_blocks_.columns == 0) {
+      if (plan.rows.p) {
+        kernels.backward_kept(head, g, plan.rows.p + i * kept_each(), reinterpret_cast<float*>(scratch()));
+      } else if (backward_blocks_.columns == 0) {
         ref::backward(head, g);
       } else {
         kernels.backward(head, g, backward_blocks_, reinterpret_cast<float*>(scratch()));

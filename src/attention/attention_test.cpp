@@ -78,7 +78,7 @@ void check_head(const HeadCase& c, uint64_t seed) {
   h.extra = c.extra;
   h.key_width = c.key_width;
   h.value_width = c.value_width;
-  h.scale = 0.5f;
+  h.scale = c.key_width > 64 ? 0.125f : 0.5f;
   h.q = q.data();
   h.k = k.data();
   h.v = v.data();
@@ -137,7 +137,7 @@ void check_head(const HeadCase& c, uint64_t seed) {
     std::vector<float> work(forward_values(c.blocks, c.key_width, c.value_width), kNan);
     for (size_t first = 0; first < c.t; first += c.blocks.rows)
       kernels.forward(h, c.blocks, first, std::min(c.blocks.rows, c.t - first), a2.data(), v_row, top2.data(),
-                      inverse2.data(), work.data());
+                      inverse2.data(), nullptr, work.data());
     compare(name_of(isa), "a", a2, a, c.t, v_row, c.value_width);
     kernels.dots(a2.data(), v_row, da.data(), v_row, c.t, c.value_width, dots2.data());
     compare(name_of(isa), "dots", dots2, dots, c.t, 1, 1);
@@ -153,13 +153,41 @@ void check_head(const HeadCase& c, uint64_t seed) {
     g2.dv = v2.data();
     g2.extra_dk = extra_dk2.data();
     g2.extra_dv = extra_dv2.data();
-    work.assign(backward_values(c.blocks, c.key_width, c.value_width), kNan);
-    kernels.backward(h2, g2, c.blocks, work.data());
-    compare(name_of(isa), "dq", dq2, dq, c.t, q_row, c.key_width);
-    compare(name_of(isa), "dk", k2, dk, c.s, q_row, c.key_width);
-    compare(name_of(isa), "dv", v2, dv, c.s, v_row, c.value_width);
-    compare(name_of(isa), "extra dk", extra_dk2, extra_dk, c.extra, c.key_width, c.key_width);
-    compare(name_of(isa), "extra dv", extra_dv2, extra_dv, c.extra, c.value_width, c.value_width);
+    const auto compare_gradients = [&] {
+      compare(name_of(isa), "dq", dq2, dq, c.t, q_row, c.key_width);
+      compare(name_of(isa), "dk", k2, dk, c.s, q_row, c.key_width);
+      compare(name_of(isa), "dv", v2, dv, c.s, v_row, c.value_width);
+      compare(name_of(isa), "extra dk", extra_dk2, extra_dk, c.extra, c.key_width, c.key_width);
+      compare(name_of(isa), "extra dv", extra_dv2, extra_dv, c.extra, c.value_width, c.value_width);
+    };
+    for (const size_t copied : {c.blocks.rows, c.t}) {
+      Blocks blocks = c.blocks;
+      blocks.copied = copied;
+      dq2.assign(dq2.size(), kNan);
+      k2 = k;
+      v2 = v;
+      work.assign(backward_values(blocks, c.key_width, c.value_width), kNan);
+      kernels.backward(h2, g2, blocks, work.data());
+      compare_gradients();
+    }
+
+    // The same with p kept.
+    if (!c.dropout) {
+      const Blocks whole = {c.t, c.s + c.extra};
+      std::vector<float> p(whole.columns * score_pitch(c.t), kNan);
+      for (std::vector<float>* array : {&a2, &dq2}) array->assign(array->size(), 7.0f);
+      for (std::vector<float>* array : {&top2, &inverse2, &dots2, &extra_dk2, &extra_dv2})
+        array->assign(array->size(), kNan);
+      k2 = k;
+      v2 = v;
+      work.assign(forward_values(whole, c.key_width, c.value_width), kNan);
+      kernels.forward(h, whole, 0, c.t, a2.data(), v_row, top2.data(), inverse2.data(), p.data(), work.data());
+      compare(name_of(isa), "a", a2, a, c.t, v_row, c.value_width);
+      g2.top = g2.inverse = g2.dots = nullptr;
+      work.assign(kept_backward_values(c.t, whole.columns, c.key_width, c.value_width), kNan);
+      kernels.backward_kept(h2, g2, p.data(), work.data());
+      compare_gradients();
+    }
     for (size_t i = 0; i < c.t; ++i)  // what lies between the rows is nobody's
       for (size_t w = c.value_width; w < v_row; ++w) CHECK(a2[i * v_row + w] == 7.0f, "gap of row %zu", i);
   }
@@ -410,6 +438,8 @@ TEST(attention_heads_against_the_obvious_loops) {
       {19, 50, 2, 8, 40, {19, 17}, true, true, true, 3},
       {50, 19, 0, 64, 64, {25, 10}, false, true, false, 0},
       {31, 45, 0, 17, 5, {31, 45}, false, false, true, 0},
+      {70, 90, 1, 130, 140, {70, 91}, true, true, false, 1},
+      {140, 70, 0, 130, 16, {64, 70}, false, true, false, 0},
   };
   for (const HeadCase& c : cases) check_head(c, 3);
   Random random(11);
