@@ -90,16 +90,21 @@ def _handwriting() -> Network | None:
         return None
     training = demo.handwriting_training(data, 0, 1)
     p = {name: array.copy() for name, array in training.network.parameters.items()}
-    stages = [
-        Stage(p[f"weights{i}"], None, p[f"gamma{i}"], p[f"beta{i}"])
-        for i in range(len(demo.STAGES))
-    ]
+    stages = _stages(p, len(demo.STAGES))
     batches = [training.batch(step) for step in range(STEPS)]
     side = data.images.shape[2]
     return Network(
         f"handwriting-32x1x{side}x{side}", lambda: demo.SmallNetwork(side, 0), batches, stages,
-        p["fc_weights"], p["fc_bias"], rate=2e-3, epsilon=1e-5,
+        p["dense_1.weights"], p["dense_1.bias"], rate=2e-3, epsilon=1e-5,
     )  # fmt: skip
+
+
+def _stages(p: dict[str, np.ndarray], count: int) -> list[Stage]:
+    """Of a network's parameters by name."""
+    return [
+        Stage(p[f"{own}.weights"], None, p[f"{own}.gamma"], p[f"{own}.beta"])
+        for own in (f"convolution_{i}" for i in range(1, count + 1))
+    ]
 
 
 class _Program:
@@ -140,10 +145,7 @@ def _made(name: str, batch: int, shape: tuple[int, ...], channels: list, units: 
         for _ in range(STEPS)
     ]
     p = {key: array.copy() for key, array in program().parameters.items()}
-    stages = [
-        Stage(p[f"{own}.weights"], None, p[f"{own}.gamma"], p[f"{own}.beta"])
-        for own in (f"convolution_{i}" for i in range(1, len(channels) + 1))
-    ]
+    stages = _stages(p, len(channels))
     layers = [
         (p[f"dense_{i}.weights"], p[f"dense_{i}.bias"]) for i in range(1, len(units) + 2)
     ]

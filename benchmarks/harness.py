@@ -10,10 +10,8 @@ import json
 import platform
 import re
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +19,8 @@ from timeit import Timer
 from types import ModuleType
 
 import numpy as np
+from openbnns import bench
+from openbnns.bench import Timing
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -188,22 +188,6 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds per call over the rounds; spread is the interquartile range over the median."""
-
-    median: float
-    best: float
-    spread: float
-
-    @classmethod
-    def of(cls, seconds: Iterable[float]) -> "Timing":
-        ordered = sorted(seconds)
-        median = statistics.median(ordered)
-        quarter = len(ordered) // 4
-        return cls(median, ordered[0], (ordered[-1 - quarter] - ordered[quarter]) / median)
-
-
-@dataclass(frozen=True)
 class Row:
     """One phase of one case at one thread count. Floors are seconds, None when not measured."""
 
@@ -264,42 +248,9 @@ def check(
             )
 
 
-def rest(seconds: float) -> None:
-    """Sleeps so long, and on until no thread of this process computes: 0.3 seconds at most."""
-    time.sleep(seconds)
-    for _ in range(50):
-        before = time.process_time()
-        time.sleep(0.005)
-        if time.process_time() - before < 0.0005:
-            return
-
-
 def race(timers: dict[str, Timer], run: Run) -> dict[str, Timing]:
-    """Times every contender in several rounds, each round starting with another one.
-
-    Before each slice there is a pause until this process is at rest, because threads of the peers
-    spin for a while after a call (OpenBLAS: 2**26 cycles) and would sit on a core of the next
-    contender; and then one call that does not count.
-    """
-    names = list(timers)
-    repeats = {name: _repeats(timer, run.slice_seconds) for name, timer in timers.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(run.rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            rest(run.pause_seconds)
-            timers[name].timeit(1)
-            seconds[name].append(timers[name].timeit(repeats[name]) / repeats[name])
-    return {name: Timing.of(values) for name, values in seconds.items()}
-
-
-def _repeats(timer: Timer, slice_seconds: float) -> int:
-    """Calls that fill a slice; the first call is left out because it may compile something."""
-    timer.timeit(1)
-    count = 1
-    while (seconds := timer.timeit(count)) < slice_seconds / 4:
-        count *= 4
-    return max(1, round(slice_seconds / seconds * count))
+    """Times every contender in several rounds, as `openbnns bench` does."""
+    return bench.race(timers, run.rounds, run.slice_seconds, run.pause_seconds)
 
 
 def race_entries(family: str, entries: list[Entry], run: Run) -> Iterator[Row]:
@@ -390,12 +341,7 @@ def cpu_name() -> str:
 
 def duration(seconds: float | None) -> str:
     """Three digits and a unit."""
-    if seconds is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
+    return "-" if seconds is None else bench.duration(seconds)
 
 
 def factor(numerator: float, denominator: float | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openbnns
 import pytest
+from openbnns.__main__ import main
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -67,5 +68,46 @@ def test_every_public_module_is_in_the_reference():
     for page in (DOCS / "reference").glob("*.md"):
         named |= set(re.findall(r"^::: openbnns\.?(\w*)", page.read_text(), re.MULTILINE))
     modules = {p.stem for p in Path(openbnns.__file__).parent.glob("*.py")}
-    public = {name for name in modules if not name.startswith("_")} - {"c", "demo"}
+    commands = {"bench", "demo"}  # their page is "The command"
+    public = {name for name in modules if not name.startswith("_")} - commands - {"c"}
     assert public <= named
+
+
+def commands():
+    """Every call of the command in the README and on the site, without its comment."""
+    pages = [DOCS.parent / "README.md", DOCS.parent / "benchmarks" / "README.md", *PAGES]
+    found = set()
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"`(openbnns \w[^`\n]*)`", text)
+        shown += re.findall(r"^    (openbnns \w[^#\n]*)", text, re.MULTILINE)
+        found |= {call.strip() for call in shown}
+    return sorted(found)
+
+
+@pytest.mark.parametrize("call", commands())
+def test_commands_are_there(call, capsys):
+    """The demo is run by its own tests; bench here only quickly."""
+    _, word, *options = call.split()
+    if word in ("demo", "bench"):
+        with pytest.raises(SystemExit, match="0"):
+            main([word, *options, "--help"])
+        assert word in capsys.readouterr().out
+    else:
+        assert main([word, *options]) == 0
+
+
+def test_the_commands_of_the_package_are_all_shown():
+    shown = {call.split()[1] for call in commands()}
+    assert shown == {"bench", "check", "demo", "doctor"}
+
+
+def test_make_targets_are_there():
+    makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
+    named = set()
+    for page in (DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *PAGES):
+        text = page.read_text(encoding="utf-8")
+        named |= set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE))
+    assert {"demo", "test", "docs", "bench", "lint"} <= named
+    for word in named:
+        assert re.search(rf"^{word}:", makefile, re.MULTILINE), f"make {word}"

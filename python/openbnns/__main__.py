@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
 import openbnns
 from openbnns import _core
+
+PEERS = ("torch", "jax", "numpy")  # of bench
 
 
 def doctor(as_json: bool = False) -> int:
@@ -50,6 +53,27 @@ def check(as_json: bool = False) -> int:
     return 0 if all(report.ok for report in reports.values()) else 1
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1; got {text!r}")
+    return int(text)
+
+
+def _peers(text: str) -> list[str]:
+    words = [word for word in text.split(",") if word]
+    if not set(words) <= set(PEERS):
+        raise argparse.ArgumentTypeError(f"expected names out of {','.join(PEERS)}; got {text!r}")
+    return words
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression; got {text!r}") from error
+    return text
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; without any, ``doctor``. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="openbnns", description="Neural networks on the CPU.")
@@ -64,9 +88,24 @@ def main(arguments: list[str] | None = None) -> int:
     status.add_argument("--json", action="store_true", help="the same for programs")
     gradients = commands.add_parser("check", help="compare all gradients with differences")
     gradients.add_argument("--json", action="store_true", help="the same for programs")
+    bench = commands.add_parser("bench", help="time training beside the installed libraries")
+    bench.add_argument("--threads", type=_count, help="of all libraries (the library's setting)")
+    bench.add_argument("--against", type=_peers, default=PEERS, help=f"peers ({','.join(PEERS)})")
+    bench.add_argument("--only", type=_pattern, default="", metavar="REGEX", help="rows, by name")
+    bench.add_argument("--quick", action="store_true", help="does it run? The times mean little")
+    bench.add_argument("--json", action="store_true", help="the same for programs")
     chosen = parser.parse_args(arguments)
     if chosen.command == "check":
         return check(chosen.json)
+    if chosen.command == "bench":
+        from openbnns.bench import run as run_bench
+
+        try:
+            return run_bench(
+                chosen.threads, chosen.against, chosen.only, chosen.quick, chosen.json
+            )
+        except KeyboardInterrupt:
+            return 130
     if chosen.command != "demo":
         return doctor(getattr(chosen, "json", False))
     from openbnns.demo import run

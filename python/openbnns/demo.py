@@ -22,6 +22,7 @@ import numpy as np
 
 import openbnns as bnns
 
+from .blocks import Convolution, Dense, Pool
 from .io import CheckpointError, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
@@ -92,115 +93,44 @@ class SmallNetwork:
     """Twice convolution 3 x 3, batch norm, ReLU and max pooling 2 x 2; then fully connected."""
 
     def __init__(self, size: int, seed: int) -> None:
+        stages = [
+            (
+                Convolution(c, 3, padding=1, bias=False, normalization="batch", activation="relu"),
+                Pool("max", 2),
+            )
+            for c in STAGES
+        ]
+        self.network = bnns.Network(
+            [*(block for stage in stages for block in stage), Dense(CLASSES)],
+            input=(1, size, size), optimizer=bnns.AdamOptimizer(2e-3),
+        )  # fmt: skip
+        self.parameters = self.network.parameters()
+        self.statistics = {
+            name: array
+            for name, array in self.network.state().items()
+            if name not in self.parameters
+        }
         random = np.random.default_rng((seed, 2))
-        self.parameters: dict[str, Array] = {}
-        self.statistics: dict[str, Array] = {}
-        self.stages: list[tuple[Any, Any]] = []
-        self.rooms: list[dict[str, Array]] = []
-        channels = 1
-        for number, wider in enumerate(STAGES):
-            shape = (wider, channels, 3, 3)
-            scale = np.sqrt(2 / (9 * channels))
-            own = {
-                "weights": (random.standard_normal(shape) * scale).astype(np.float32),
-                "beta": np.zeros(wider, np.float32),
-                "gamma": np.ones(wider, np.float32),
-            }
-            moving = {
-                "moving_mean": np.zeros(wider, np.float32),
-                "moving_variance": np.ones(wider, np.float32),
-            }
-            conv = bnns.FusedConvolutionNormalizationLayer(
-                own["weights"],
-                input=(channels, size, size),
-                padding=1,
-                normalization="batch",
-                beta=own["beta"],
-                gamma=own["gamma"],
-                moving_mean=moving["moving_mean"],
-                moving_variance=moving["moving_variance"],
-                momentum=0.9,
-                activation="relu",
-            )
-            pool = bnns.PoolingLayer("max", input=(wider, size, size), kernel_size=2)
-            self.stages.append((conv, pool))
-            pooled = (BATCH, wider, size // 2, size // 2)
-            self.rooms.append(
-                {
-                    "out": np.empty((BATCH, wider, size, size), np.float32),
-                    "pooled": np.empty(pooled, np.float32),
-                    "winners": np.empty(pooled, np.uint32),
-                    "grad_out": np.empty((BATCH, wider, size, size), np.float32),
-                    "grad_pooled": np.empty(pooled, np.float32),
-                }
-            )
-            self.parameters |= {f"{name}{number}": array for name, array in own.items()}
-            self.statistics |= {f"{name}{number}": array for name, array in moving.items()}
-            channels, size = wider, size // 2
-        inputs = channels * size * size
-        fc_weights = random.standard_normal((CLASSES, inputs)) * np.sqrt(1 / inputs)
-        self.parameters["fc_weights"] = fc_weights.astype(np.float32)
-        self.parameters["fc_bias"] = np.zeros(CLASSES, np.float32)
-        self.fc = bnns.FullyConnectedLayer(
-            self.parameters["fc_weights"], bias=self.parameters["fc_bias"]
-        )
-        self.loss = bnns.LossLayer("softmax_cross_entropy", input=(CLASSES,), reduction="mean")
-        self.adam = bnns.AdamOptimizer(2e-3).bind(list(self.parameters.values()))
-        self.logits = np.empty((BATCH, CLASSES), np.float32)
-        self.grad_logits = np.empty_like(self.logits)
-        self.gradients = {name: np.empty_like(p) for name, p in self.parameters.items()}
+        for name, array in self.parameters.items():
+            if name.endswith("weights"):
+                inputs = array[0].size
+                gain = 2 if name.startswith("convolution") else 1
+                array[...] = random.standard_normal(array.shape) * np.sqrt(gain / inputs)
+
+    @property
+    def adam(self) -> bnns.BoundOptimizer:
+        """The optimizer with its state."""
+        bound = self.network._bound
+        assert bound is not None
+        return bound
 
     def step(self, images: Array, digits: Array) -> float:
-        """One step of training on a batch of 32 images and their digits. Returns its loss."""
-        gradients = self.gradients
-        x = images
-        for (conv, pool), room in zip(self.stages, self.rooms, strict=True):
-            conv.apply(x, training=True, out=room["out"])
-            pool.apply(room["out"], out=room["pooled"], indices=room["winners"])
-            x = room["pooled"]
-        flat = x.reshape(BATCH, -1)
-        self.fc.apply(flat, out=self.logits)
-        loss, _ = self.loss.apply(self.logits, digits, input_gradient=self.grad_logits)
-
-        self.fc.apply_backward(
-            flat,
-            None,
-            self.grad_logits,
-            input_gradient=self.rooms[-1]["grad_pooled"].reshape(BATCH, -1),
-            weights_gradient=gradients["fc_weights"],
-            bias_gradient=gradients["fc_bias"],
-        )
-        for number in reversed(range(len(self.stages))):
-            (conv, pool), room = self.stages[number], self.rooms[number]
-            pool.apply_backward(
-                None,
-                None,
-                room["grad_pooled"],
-                indices=room["winners"],
-                input_gradient=room["grad_out"],
-            )
-            conv.apply_backward(
-                self.rooms[number - 1]["pooled"] if number else images,
-                room["out"],
-                room["grad_out"],
-                input_gradient=self.rooms[number - 1]["grad_pooled"] if number else None,
-                parameter_gradients=(
-                    gradients[f"weights{number}"],
-                    None,
-                    gradients[f"beta{number}"],
-                    gradients[f"gamma{number}"],
-                ),
-            )
-        self.adam.step(list(gradients.values()))
-        return float(loss)
+        """One step of training on a batch of images and their digits. Returns its loss."""
+        return self.network.train_step(images, digits)
 
     def predict(self, images: Array) -> Array:
         """The digit each image shows, by the running statistics: (N,)."""
-        x = images
-        for conv, pool in self.stages:
-            x = pool.apply(conv.apply(x, training=False))
-        scores: Array = self.fc.apply(x.reshape(len(images), -1))
-        read: Array = scores.argmax(axis=1)
+        read: Array = self.network.predict(images).argmax(axis=1)
         return read
 
 
@@ -371,21 +301,7 @@ def torch_seconds(data: Handwriting, seed: int, epochs: int) -> tuple[float, flo
     torch: Any = importlib.import_module("torch")
     ours = handwriting_training(data, seed, epochs)
     torch.set_num_threads(bnns.get_num_threads())
-    parts: list[Any] = []
-    channels = 1
-    for number, wider in enumerate(STAGES):
-        conv = torch.nn.Conv2d(channels, wider, 3, padding=1, bias=False)
-        norm = torch.nn.BatchNorm2d(wider, momentum=0.1)
-        with torch.no_grad():
-            conv.weight.copy_(torch.from_numpy(ours.network.parameters[f"weights{number}"]))
-        parts += [conv, norm, torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
-        channels = wider
-    weights = ours.network.parameters["fc_weights"]
-    fc = torch.nn.Linear(weights.shape[1], CLASSES)
-    with torch.no_grad():
-        fc.weight.copy_(torch.from_numpy(weights))
-        fc.bias.zero_()
-    model = torch.nn.Sequential(*parts, torch.nn.Flatten(), fc)
+    model = importlib.import_module("openbnns.torch").to_torch(ours.network.network)
     adam = torch.optim.Adam(model.parameters(), lr=2e-3, fused=True)
     loss_of = torch.nn.CrossEntropyLoss()
     seconds = 0.0

@@ -218,7 +218,8 @@ class _Apply(torch.autograd.Function):  # type: ignore[misc]
         grad = _array(grad_outputs[0])
         if isinstance(ctx.layer, MultiheadAttention):
             wanted = [f"{word}.input" for word in ("query", "key", "value")] + list(ctx.names)
-            given = ctx.layer.apply_backward(*inputs, grad, gradients=wanted)
+            query, key, value = inputs
+            given = ctx.layer.apply_backward(query, key, value, grad, gradients=wanted)
             found = [_attribute(ctx.layer, given, name) for name in wanted]
         else:
             given = ctx.layer.apply_backward(*inputs, y, grad)

@@ -14,7 +14,8 @@ size_t threads_for(size_t limit);
 
 // Calls body(context, piece) once for every piece in [0, pieces), on at most `threads` threads including the caller,
 // and returns when all are done. Nested calls, and calls made while another thread has the pool, run on the calling
-// thread alone. Never allocates once the workers exist; never fails.
+// thread alone; and a call leaves a thread to each other thread that calls at the same time. Never allocates once the
+// workers exist; never fails.
 void run_pieces(size_t pieces, size_t threads, void (*body)(void* context, size_t piece), void* context);
 
 template <class Body>  // void body(size_t piece)
