@@ -358,7 +358,8 @@ void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void
   if (pieces > 1 && threads > 1 && pieces < kClosed && !inside) {
     if (Pool* all = pool()) {
       const size_t others = all->callers.enter();
-      const size_t ours = std::min({threads, pieces, library_threads() - std::min(others, library_threads())});
+      size_t ours = std::min(threads, pieces);
+      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads() - 1));
       inside = true;
       if (ours > 1 && all->owner.try_lock()) {
         all->run(pieces, ours, body, context);
