@@ -359,7 +359,7 @@ void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void
     if (Pool* all = pool()) {
       const size_t others = all->callers.enter();
       size_t ours = std::min(threads, pieces);
-      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads() - 1));
+      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads()));
       inside = true;
       if (ours > 1 && all->owner.try_lock()) {
         all->run(pieces, ours, body, context);
