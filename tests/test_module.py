@@ -16,7 +16,7 @@ from openbnns import (
 )
 
 DOCUMENTED = (
-    "", ".activation", ".arithmetic", ".blocks", ".checking", ".clip", ".convolution",
+    "", ".activation", ".arithmetic", ".attention", ".blocks", ".checking", ".clip", ".convolution",
     ".fully_connected", ".fused", ".loss", ".matmul", ".network", ".normalization", ".optim",
     ".pooling", ".quantization", ".random", ".training", "._activations", "._config", "._paths",
     "._spec",

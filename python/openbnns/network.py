@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -537,7 +538,7 @@ class Network:
             input_gradient=plan.results_gradient, out=self._loss_value,
         )  # fmt: skip
         loss = float(self._loss_value)
-        if not np.isfinite(loss):
+        if not isfinite(loss):
             raise self._not_finite(x, labels, loss)
         plan.backward()
         return loss

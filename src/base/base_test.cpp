@@ -219,6 +219,54 @@ TEST(nested_and_simultaneous_calls_finish) {
   CHECK(total == 6 * 50 * 64, "%zu", total.load());
 }
 
+namespace {
+
+// Two threads of the caller that make sure to be in a call at the same time.
+struct TwoCallers {
+  std::atomic<int> stage{0};  // 1: the first has the pool, 2: the second computes, 3: it may end
+
+  static void wait(const std::atomic<int>& stage, int wanted) {
+    while (stage.load() < wanted) usleep(20);
+  }
+
+  static void* second(void* self) {
+    auto& stage = static_cast<TwoCallers*>(self)->stage;
+    wait(stage, 1);
+    parallel(2, 2, [&](size_t piece) {
+      if (piece == 0) stage.store(2);
+      wait(stage, 3);
+    });
+    return nullptr;
+  }
+};
+
+}  // namespace
+
+TEST(threads_that_call_at_the_same_time_share_the_cores) {
+  const size_t before = obn_get_num_threads();
+  obn_set_num_threads(2);
+  usleep(5000);  // whoever called before this test is forgotten
+  TwoCallers two;
+  pthread_t second;
+  if (pthread_create(&second, nullptr, TwoCallers::second, &two) != 0) return;
+  parallel(2, 2, [&](size_t) {
+    int none = 0;
+    two.stage.compare_exchange_strong(none, 1);
+    TwoCallers::wait(two.stage, 2);
+  });
+  // The pool is free again, but one of the two threads is the second caller's.
+  const pthread_t caller = pthread_self();
+  std::atomic<size_t> elsewhere{0};
+  parallel(64, 2, [&](size_t) {
+    usleep(50);
+    if (!pthread_equal(caller, pthread_self())) elsewhere.fetch_add(1);
+  });
+  CHECK(elsewhere == 0, "%zu pieces on a third thread", elsewhere.load());
+  two.stage.store(3);
+  pthread_join(second, nullptr);
+  obn_set_num_threads(before);
+}
+
 #if defined(__linux__)
 namespace {
 
@@ -262,6 +310,7 @@ TEST(workers_keep_off_the_callers_core) {
   for (int core = 0; found < 2; ++core) {
     if (CPU_ISSET(static_cast<size_t>(core), &all)) cores[found++] = core;
   }
+  usleep(5000);  // threads that called before this test are forgotten
   CHECK(meet().met, "the worker did not come");  // it exists before the caller is bound, and inherits all cores
   // Wherever the caller goes: twice to each core, so that the worker must come back to where it was sent away from.
   pid_t worker = 0;
