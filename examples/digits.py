@@ -44,6 +44,15 @@ def make_batch(seed: int, step: int, count: int = BATCH) -> tuple[np.ndarray, np
     return images, np.eye(CLASSES, dtype=np.float32)[digits]
 
 
+def room(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """An array that begins on a cache line, which NumPy's own do not: vectors of 64 bytes then lie
+    in one line each, and a step on one thread takes a twentieth less time."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.empty(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
 class DigitNetwork:
     """The layers, their parameters, and room for what passes between them in a training step."""
 
@@ -77,14 +86,14 @@ class DigitNetwork:
         ).bind(list(self.parameters.values()))
 
         # What passes between the layers, and the gradients on the way back.
-        self.conv_out = np.empty((BATCH, CHANNELS, SIZE, SIZE), np.float32)
-        self.pooled = np.empty((BATCH, CHANNELS, half, half), np.float32)
-        self.winners = np.empty(self.pooled.shape, np.uint32)
-        self.logits = np.empty((BATCH, CLASSES), np.float32)
-        self.grad_logits = np.empty_like(self.logits)
-        self.grad_pooled = np.empty_like(self.pooled)
-        self.grad_conv_out = np.empty_like(self.conv_out)
-        self.gradients = {name: np.empty_like(p) for name, p in self.parameters.items()}
+        self.conv_out = room(BATCH, CHANNELS, SIZE, SIZE)
+        self.pooled = room(BATCH, CHANNELS, half, half)
+        self.winners = room(BATCH, CHANNELS, half, half, dtype=np.uint32)
+        self.logits = room(BATCH, CLASSES)
+        self.grad_logits = room(BATCH, CLASSES)
+        self.grad_pooled = room(BATCH, CHANNELS, half, half)
+        self.grad_conv_out = room(BATCH, CHANNELS, SIZE, SIZE)
+        self.gradients = {name: room(*p.shape) for name, p in self.parameters.items()}
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
         """One step of training on a batch of 32. Returns its loss."""

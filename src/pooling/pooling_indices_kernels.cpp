@@ -95,7 +95,8 @@ bool has_stray_rows(const Plan& plan, int64_t p, size_t rows, const int32_t* ind
 // a table of where its windows begin: rows are often shorter than a vector.
 template <size_t kUnder>
 bool has_stray_planes(const Plan& plan, size_t planes, const int32_t* index) {
-  const size_t windows = static_cast<size_t>(plan.x.windows * plan.y.windows), under = static_cast<size_t>(plan.y.kernel);
+  const size_t windows = static_cast<size_t>(plan.x.windows * plan.y.windows);
+  const size_t under = static_cast<size_t>(plan.y.kernel);
   const U count = U{} + static_cast<uint32_t>(plan.x.kernel), down = U{} + static_cast<uint32_t>(plan.x.image);
   const int32_t* first_position = plan.first_position;
   const auto is_stray = [&](I found_index, size_t i) __attribute__((always_inline)) {

@@ -603,7 +603,7 @@ TEST(pooling_every_stray_index_is_found) {
   for (const Target& target : all_targets())
     for (size_t kh : {2, 3}) {
       Shape shape;
-      shape.n = shape.c = 2;
+      shape.c = 4;  // of one sample: the planes of indices follow each other
       shape.p = 5;
       shape.q = 7;
       shape.kh = shape.sy = kh;
