@@ -994,6 +994,10 @@ TEST(fused_layers_in_parts_equal_the_two_layers) {
         s.further = further;
         check_setup(s, 3);
       }
+      s.n = 7;  // sums of the next group while both gradients are written
+      s.c = s.o = 20;
+      check_setup(s, 5);
+      s.c = s.o = 12;
       s.function = BNNSArithmeticMultiplyAdd;
       s.n = 6;
       check_setup(s, 4);

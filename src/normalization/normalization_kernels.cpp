@@ -539,7 +539,9 @@ struct Twin {
     stream(to + i + by - kLanes, joined(last, v, by));
     last = v;
   }
-  [[gnu::always_inline]] void end(size_t i) const { store_part(to + i + by - kLanes, joined(last, last, by), kLanes - by); }
+  [[gnu::always_inline]] void end(size_t i) const {
+    store_part(to + i + by - kLanes, joined(last, last, by), kLanes - by);
+  }
 };
 
 // dx = r·γ·dz - r·mean_g - x̂·(r·mean_g_xhat) of one run, from its first value to its last: begin, some wide, rest.

@@ -722,7 +722,8 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return false;
     set_means(&job, g);
-    const bool gathers = has_next && stream_ && span.values() <= kNearValues;
+    // two places take so long to write that the next group may come back from a farther cache
+    const bool gathers = has_next && stream_ && span.values() <= kNearValues * (twin_ ? 4 : 1);
     Gradient next;
     Span next_span = {};
     if (gathers) {
