@@ -268,7 +268,9 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
   if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
     return {.way = Way::packed, .as_pairs = true};
-  if (is_float32(p)) return {.way = way};
+  const bool are_dots = way == Way::dots || way == Way::turned;
+  const bool may_be_halves = p.a.type == p.b.type && (p.a.type == BNNSDataTypeBFloat16 || kernels.dots_float16);
+  if (is_float32(p) || (are_dots && may_be_halves)) return {.way = way};
   if (can_widen(p, way) && !(may_pair && way == Way::packed)) return {.way = way, .widens = true};
   return {.way = Way::packed, .as_pairs = may_pair};
 }

@@ -342,6 +342,18 @@ TEST(gemm_half_types) {
       }
 }
 
+TEST(gemm_narrow_products_of_half_types) {
+  Random random{16};
+  for (BNNSDataType type : {BNNSDataTypeFloat16, BNNSDataTypeBFloat16})
+    for (Order b : {Order::rows, Order::columns})
+      for (size_t k : {1, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 530}) {
+        const Options o = {.b = b, .gap = k % 2, .a_type = type, .b_type = type, .accumulate = k % 3 == 0};
+        for (size_t m : {1, 2, 3, 7, 40}) check_all(Setting(m, 6, k, o, random));  // dot products, turned or not
+        check_all(Setting(2, 40, k, o, random));
+        check_all(Setting(150, 27, k, o, random));  // rows converted panel by panel
+      }
+}
+
 // ---- pairs of bfloat16 ----
 
 Options random_pairs(Random& random) {
