@@ -8,6 +8,7 @@ the floor.
 import hashlib
 import json
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -351,7 +352,8 @@ def floors_of(work: Work, limits: Ceilings | None) -> tuple[float | None, float 
 
 
 def build(source: str, name: str, flags: list[str]) -> Path | None:
-    """Compiles a source beside this file into build/benchmarks, once per source, flags and CPU.
+    """Compiles a source beside this file into build/benchmarks, once per source with its own
+    headers, flags and CPU.
 
     None when there is no compiler; a source that does not compile raises.
     """
@@ -359,7 +361,10 @@ def build(source: str, name: str, flags: list[str]) -> Path | None:
     if compiler is None:
         return None
     path = HERE / source
-    key = path.read_text() + repr(flags) + cpu_name()
+    text = path.read_text()
+    headers = re.findall(r'^#include "(.+)"$', text, re.MULTILINE)
+    text += "".join((HERE / header).read_text() for header in headers)
+    key = text + repr(flags) + cpu_name()
     target = BUILD / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if not target.exists():
         BUILD.mkdir(parents=True, exist_ok=True)

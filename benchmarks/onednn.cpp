@@ -141,6 +141,7 @@ enum { kForward, kInputGradient, kWeightGradient, kPasses };
 
 struct Pass {
   std::vector<std::pair<dnnl::primitive, Arguments>> steps;
+  std::vector<memory> kept;  // owners of what steps see with another description
 
   void add(const dnnl::primitive& primitive, Arguments arguments) {
     steps.emplace_back(primitive, std::move(arguments));
@@ -511,44 +512,7 @@ Chain* make_arithmetic(const char* function, const memory::dims& a_shape, const 
   return c;
 }
 
-// y (batch, m, n) = a (batch, m, k) · b (batch, k, n); transposed operands lie as (batch, k, m) and (batch, n, k). Given:
-// a, b, dy; found: y, da, db.
-Chain* make_batched_matmul(bool transpose_a, bool transpose_b, int64_t batch, int64_t m, int64_t n, int64_t k) {
-  const auto type = memory::data_type::f32;
-  const auto tag = [](bool transposed) { return transposed ? Tag::acb : Tag::abc; };
-  // The same memory seen as a matrix and as its transpose.
-  const memory::desc a({batch, m, k}, type, tag(transpose_a)), a_turned({batch, k, m}, type, tag(!transpose_a));
-  const memory::desc b({batch, k, n}, type, tag(transpose_b)), b_turned({batch, n, k}, type, tag(!transpose_b));
-  const memory::desc y({batch, m, n}, type, Tag::abc);
-  auto* c = new Chain{};
-  const memory given_a = c->give(a, a), given_b = c->give(b, b), dy = c->give(y, y);
-  const auto add = [&](Pass& pass, const memory& left, const memory::desc& left_desc, const memory& right,
-                       const memory::desc& right_desc, const memory::desc& result_desc) {
-    const memory result(result_desc, cpu());
-    const dnnl::matmul::primitive_desc product(cpu(), left_desc, right_desc, result_desc, own_scratch());
-    pass.add(dnnl::matmul(product),
-             {{DNNL_ARG_SRC, memory(left_desc, cpu(), left.get_data_handle())},
-              {DNNL_ARG_WEIGHTS, memory(right_desc, cpu(), right.get_data_handle())},
-              {DNNL_ARG_DST, result},
-              {DNNL_ARG_SCRATCHPAD, memory(product.scratchpad_desc(), cpu())}});
-    c->find(result, result_desc);
-  };
-  add(c->forward, given_a, a, given_b, b, y);
-  // Results lie by rows: a gradient that is wanted turned is the product of the turned factors.
-  const memory::desc y_turned({batch, n, m}, type, Tag::acb), a_rows({batch, k, m}, type, Tag::abc),
-      b_rows({batch, n, k}, type, Tag::abc);
-  if (transpose_a) {
-    add(c->backward, given_b, b, dy, y_turned, a_rows);
-  } else {
-    add(c->backward, dy, y, given_b, b_turned, a);
-  }
-  if (transpose_b) {
-    add(c->backward, dy, y_turned, given_a, a, b_rows);
-  } else {
-    add(c->backward, given_a, a_turned, dy, y, b);
-  }
-  return c;
-}
+#include "onednn_products.h"
 
 // ---- a network with its training step ----
 
@@ -938,6 +902,10 @@ Chain* onednn_arithmetic(const char* function, int rank, const int64_t* a_shape,
 
 Chain* onednn_batched_matmul(int transpose_a, int transpose_b, int64_t batch, int64_t m, int64_t n, int64_t k) {
   return guarded([&] { return make_batched_matmul(transpose_a != 0, transpose_b != 0, batch, m, n, k); });
+}
+
+Chain* onednn_attention(int64_t n, int64_t t, int64_t s, int64_t heads, int64_t width, int causal) {
+  return guarded([&] { return make_attention({n, t, s, heads, width}, causal != 0); });
 }
 
 // One array per port, in the order the maker says.

@@ -60,6 +60,7 @@ def _load() -> ctypes.CDLL:
         "onednn_fused_add": [text, sizes, real, flag],
         "onednn_arithmetic": [text, flag, sizes, sizes],
         "onednn_batched_matmul": [flag, flag] + [number] * 4,
+        "onednn_attention": [number] * 5 + [flag],
     }
     for name, types in chains.items():
         getattr(library, name).restype = ctypes.c_void_p
@@ -188,8 +189,16 @@ def _pointers(arrays):
 
 
 def attention(case, p, dy, compiled):
-    """No such primitive."""
-    return []
+    """A chain of products and softmax, which keeps the probabilities."""
+    sizes = (case.batch, case.targets, case.sources, case.heads, case.width)
+    handle = _library.onednn_attention(*sizes, case.causal)
+    parameters = (p.wq, p.bq, p.wk, p.bk, p.wv, p.bv, p.wo, p.bo)
+    hidden = np.triu(np.full((case.targets, case.sources), -np.inf, np.float32), 1)
+    given = (p.q, p.k, p.v, *parameters, dy, *([hidden] if case.causal else []))
+    square = (case.model, case.model)
+    shapes = (dy.shape, p.q.shape, p.k.shape, p.v.shape, *[square] * 4, *[(case.model,)] * 4)
+    chain = _Chain(handle, given, shapes)
+    return [Contender("onednn", chain.forward, chain.backward, chain.arrays)]
 
 
 def normalization(case, x, dy, compiled):

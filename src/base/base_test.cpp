@@ -175,6 +175,31 @@ TEST(every_piece_runs_once_for_any_number_of_threads) {
   }
 }
 
+TEST(every_thread_takes_runs_of_neighbouring_pieces) {
+  constexpr size_t pieces = 400;
+  const size_t threads = 3;
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    std::vector<pthread_t> who(pieces);
+    std::vector<size_t> when(pieces);
+    std::atomic<size_t> clock{0};
+    parallel(pieces, threads, [&](size_t piece) {
+      who[piece] = pthread_self();
+      when[piece] = clock.fetch_add(1, std::memory_order_relaxed);
+    });
+    // In the order of its pieces a thread goes forward, but for the one place where it begins the others' shares again.
+    for (size_t first = 0; first < pieces; ++first) {
+      size_t last = first, turns = 0;
+      for (size_t i = first + 1; i < pieces; ++i) {
+        if (!pthread_equal(who[i], who[first])) continue;
+        turns += when[i] < when[last];
+        last = i;
+      }
+      CHECK(turns <= 1, "a thread turned back %zu times", turns);
+      if (pthread_equal(who[first], pthread_self())) CHECK(turns == 0, "the caller turned back %zu times", turns);
+    }
+  }
+}
+
 TEST(nested_and_simultaneous_calls_finish) {
   std::atomic<size_t> total{0};
   auto outer = [&] {

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <new>
 
@@ -108,24 +109,75 @@ class Place {
 #endif
 };
 
+// ---- callers ----
+
+// Threads of the caller that compute at the same time share the cores: a call leaves one of the library's threads to
+// each other thread that is in a call, or was a moment ago. Without this, two threads that train a network each would
+// keep three busy on two cores.
+class Callers {
+ public:
+  // The calling thread is in a call from now on; returns how many others are.
+  size_t enter() {
+    const size_t mine = number() % kSlots;
+    busy_until_[mine].store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
+    if (threads_seen.load(std::memory_order_relaxed) < 2) [[likely]] return 0;
+    const int64_t now = clock();
+    size_t others = 0;
+    for (size_t slot = 0; slot < kSlots; ++slot)
+      others += slot != mine && busy_until_[slot].load(std::memory_order_relaxed) > now;
+    return others;
+  }
+
+  void leave() {
+    const bool is_alone = threads_seen.load(std::memory_order_relaxed) < 2;
+    busy_until_[number() % kSlots].store(is_alone ? 0 : clock() + kMoment, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr size_t kSlots = 16;  // threads beyond them are seen as one with another
+  static constexpr int64_t kMoment = 2'000'000;  // ns: Python between two calls of a training step
+
+  static int64_t clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+  static size_t number() {
+    thread_local const size_t mine = threads_seen.fetch_add(1, std::memory_order_relaxed);
+    return mine;
+  }
+
+  static inline std::atomic<size_t> threads_seen{0};
+  std::atomic<int64_t> busy_until_[kSlots] = {};
+};
+
 // ---- pieces ----
 
-// Pieces are handed out by one number, the ticket: which call it belongs to (upper half) and the next piece (lower
-// half). Taking a piece is a compare-and-swap on it, so a worker that comes late, or was asleep, finds a ticket of
-// another call or an exhausted one and takes nothing: nobody ever waits for it. The call's other words may be
-// rewritten only while the ticket is closed; a worker that read them before a successful swap read those of its call.
+// Every thread of a call has a share of its pieces, a run of neighbours, and takes them in order; then it takes what is
+// left of the others' shares. So a thread walks through memory in one direction, and finds in its caches what it wrote
+// in the call before, if that had its pieces in the same order.
+//
+// The pieces of a share are handed out by one number, the ticket: which call it belongs to (upper half) and the next
+// piece (lower half). Taking a piece is a compare-and-swap on it, so a worker that comes late, or was asleep, finds a
+// ticket of another call or an exhausted one and takes nothing: nobody ever waits for it. The call's other words may be
+// rewritten only while its tickets are closed; a worker that read them before a successful swap read those of its call.
+// A call ends only when all its pieces are counted, and a worker counts its own after the last one: until then all
+// tickets it sees are of this call.
 constexpr uint64_t kClosed = 0xffffffff;
 
+struct alignas(64) Share {
+  std::atomic<uint64_t> ticket{kClosed};
+  std::atomic<size_t> end{0};  // behind its last piece
+};
+
 struct Pool {
-  alignas(64) std::atomic<uint64_t> ticket{kClosed};
+  Share shares[kMaxThreads];  // 0: the caller's, k + 1: that of worker k
   alignas(64) std::atomic<size_t> done{0};
-  alignas(64) std::atomic<size_t> pieces{0};
-  std::atomic<size_t> seats{0};  // workers that may help: those numbered below this
+  alignas(64) std::atomic<size_t> threads{0};  // shares that this call has
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
   std::atomic<int> core{kNoCore};  // where the caller was when it began
 
+  Callers callers;
+
   std::mutex owner;               // held by the thread whose call this is
+  uint64_t call = 0;              // guarded by owner
   size_t workers = 0;             // guarded by owner
   std::atomic<size_t> settled{0}; // workers that have allocated all they ever will
 
@@ -134,32 +186,46 @@ struct Pool {
   std::atomic<size_t> parked{0};
   Place places[kMaxThreads];  // those of parked workers are guarded by bed
 
-  void help(size_t seat) {
-    for (;;) {
-      uint64_t now = ticket.load(std::memory_order_acquire);
-      size_t piece = now & kClosed;
+  // Runs pieces until the share has none; how many.
+  size_t empty(Share& share) {
+    for (size_t count = 0;;) {
+      uint64_t now = share.ticket.load(std::memory_order_acquire);
+      const size_t piece = now & kClosed;
       auto* run = body.load(std::memory_order_acquire);
       void* with = context.load(std::memory_order_acquire);
-      if (piece >= pieces.load(std::memory_order_acquire) || seat >= seats.load(std::memory_order_acquire)) return;
-      if (!ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
+      if (piece >= share.end.load(std::memory_order_acquire)) return count;
+      if (!share.ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
       run(with, piece);
-      done.fetch_add(1, std::memory_order_release);
+      ++count;
     }
   }
 
-  void run(size_t count, size_t threads, void (*run_body)(void*, size_t), void* with) {
-    start_workers(threads - 1);
-    uint64_t call = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket.store(call << 32 | kClosed, std::memory_order_release);
+  void help(size_t first) {
+    size_t count = empty(shares[first]);
+    const size_t all = threads.load(std::memory_order_acquire);
+    for (size_t i = first + 1; i < all; ++i) count += empty(shares[i]);
+    for (size_t i = 0; i < first; ++i) count += empty(shares[i]);
+    if (count > 0) done.fetch_add(count, std::memory_order_release);
+  }
+
+  void run(size_t count, size_t wanted, void (*run_body)(void*, size_t), void* with) {
+    start_workers(wanted - 1);
+    call = (call + 1) & kClosed;
+    for (size_t i = 0; i < wanted; ++i) shares[i].ticket.store(call << 32 | kClosed, std::memory_order_release);
     done.store(0, std::memory_order_release);
-    pieces.store(count, std::memory_order_release);
-    seats.store(threads - 1, std::memory_order_release);
+    threads.store(wanted, std::memory_order_release);
     body.store(run_body, std::memory_order_release);
     context.store(with, std::memory_order_release);
     core.store(this_core(), std::memory_order_relaxed);
-    ticket.store((call + 1) << 32, std::memory_order_seq_cst);
+    call = (call + 1) & kClosed;
+    const size_t least = count / wanted, more = count % wanted;  // the first `more` shares have a piece more
+    for (size_t i = wanted; i-- > 0;) {
+      const size_t begin = i * least + std::min(i, more);
+      shares[i].end.store(begin + least + (i < more), std::memory_order_release);
+      shares[i].ticket.store(call << 32 | begin, std::memory_order_seq_cst);
+    }
     if (parked.load(std::memory_order_seq_cst) > 0) wake_workers();
-    help(0);  // seat 0 is below any number of seats here: threads > 1
+    help(0);
     for (size_t tries = 0; done.load(std::memory_order_acquire) < count; ++tries) {
       if (tries < 4096) {
         pause();
@@ -216,7 +282,7 @@ void Pool::start_workers(size_t wanted) {
 void Pool::wake_workers() {
   {
     std::lock_guard guard(bed);
-    const size_t wanted = std::min(workers, seats.load(std::memory_order_relaxed));
+    const size_t wanted = std::min(workers, threads.load(std::memory_order_relaxed) - 1);
     for (size_t seat = 0; wanted <= kFewWorkers && seat < wanted; ++seat) {
       if (places[seat].is_parked) places[seat].keep_off(core.load(std::memory_order_relaxed));
     }
@@ -229,6 +295,7 @@ void Pool::work(size_t seat) {
   const bool may_spin = seat + 1 < count_cores();
   Place& place = places[seat];
   place.take();
+  const std::atomic<uint64_t>& ticket = shares[seat + 1].ticket;
   for (uint64_t seen = 0;;) {
     const auto until = std::chrono::steady_clock::now() + kSpin;
     uint64_t now = ticket.load(std::memory_order_acquire);
@@ -246,7 +313,7 @@ void Pool::work(size_t seat) {
     }
     seen = now >> 32;
     if (is_on_callers_core()) place.keep_off(core.load(std::memory_order_relaxed));
-    if ((now & kClosed) != kClosed) help(seat);
+    if ((now & kClosed) != kClosed) help(seat + 1);
     place.roam();
   }
 }
@@ -289,12 +356,19 @@ size_t threads_for(size_t limit) {
 
 void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void* context) {
   if (pieces > 1 && threads > 1 && pieces < kClosed && !inside) {
-    Pool* all = pool();
-    if (all && all->owner.try_lock()) {
+    if (Pool* all = pool()) {
+      const size_t others = all->callers.enter();
+      size_t ours = std::min(threads, pieces);
+      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads()));
       inside = true;
-      all->run(pieces, std::min(threads, pieces), body, context);
+      if (ours > 1 && all->owner.try_lock()) {
+        all->run(pieces, ours, body, context);
+        all->owner.unlock();
+      } else {
+        for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
+      }
       inside = false;
-      all->owner.unlock();
+      all->callers.leave();
       return;
     }
   }

@@ -1,6 +1,7 @@
 // The one thread pool of the process. Work is cut into pieces whose number and borders do not depend on how many
-// threads there are; whoever is free takes the next piece. A reduction writes one partial result per piece and adds
-// them up in piece order afterwards: so any number of threads gives the same bits.
+// threads there are; every thread begins with a share of neighbours, and who is done takes from the others' shares.
+// A reduction writes one partial result per piece and adds them up in piece order afterwards: so any number of threads
+// gives the same bits.
 #pragma once
 
 #include <cstddef>

@@ -36,18 +36,18 @@ struct Float16 {
   using Stored = uint16_t;
   OBN_INLINE F get(const uint16_t* p) { return load_float16(p); }
   OBN_INLINE F get_first(const uint16_t* p, size_t n) {
-    F v{};
-    for (size_t i = 0; i < n; ++i) v[i] = float_of_float16(p[i]);
-    return v;
+    uint16_t few[kLanes] = {};
+    __builtin_memcpy(few, p, n * sizeof *p);
+    return load_float16(few);
   }
 };
 struct BFloat16 {
   using Stored = uint16_t;
   OBN_INLINE F get(const uint16_t* p) { return load_bfloat16(p); }
   OBN_INLINE F get_first(const uint16_t* p, size_t n) {
-    F v{};
-    for (size_t i = 0; i < n; ++i) v[i] = float_of_bfloat16(p[i]);
-    return v;
+    uint16_t few[kLanes] = {};
+    __builtin_memcpy(few, p, n * sizeof *p);
+    return load_bfloat16(few);
   }
 };
 
