@@ -60,8 +60,8 @@ enum class Way { few_rows, dots, turned, plain, packed };
 bool is_float32(const Product& p) { return p.a.type == BNNSDataTypeFloat32 && p.b.type == BNNSDataTypeFloat32; }
 
 // Strides along extents of 1 do not matter and are made those that open the most ways. A column vector that lies as a
-// run is done as a row: cᵀ = bᵀ · aᵀ.
-Product simplified(const Product& given) {
+// run is done as a row: cᵀ = bᵀ · aᵀ; `turns` says whether.
+Product simplified(const Product& given, bool* turns = nullptr) {
   Product p = given;
   static const float nothing = 0.0f;
   if (p.k == 0) p.a = p.b = {&nothing, 0, 1};
@@ -69,6 +69,7 @@ Product simplified(const Product& given) {
   if (p.n == 1) p.b.column = 1;
   const bool can_turn = p.n == 1 && (p.m == 1 || p.c_row == 1) && p.a.row == 1 && p.a.column != 1 &&
                         (!p.activation || p.activation->is_elementwise());
+  if (turns) *turns = can_turn;
   if (!can_turn) return p;
   Product turned = p;
   turned.m = 1;
@@ -268,7 +269,9 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
   if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
     return {.way = Way::packed, .as_pairs = true};
-  if (is_float32(p)) return {.way = way};
+  const bool are_dots = way == Way::dots || way == Way::turned;
+  const bool may_be_halves = p.a.type == p.b.type && (p.a.type == BNNSDataTypeBFloat16 || kernels.dots_float16);
+  if (is_float32(p) || (are_dots && may_be_halves)) return {.way = way};
   if (can_widen(p, way) && !(may_pair && way == Way::packed)) return {.way = way, .widens = true};
   return {.way = Way::packed, .as_pairs = may_pair};
 }
@@ -385,6 +388,29 @@ void run(const Product& product, size_t threads, std::byte* work) {
   run_on(targets.best(), can_be_pairs(product) ? best_pairs() : nullptr, product, threads, work);
 }
 
+// ---- one after the other ----
+
+Repeated::Repeated(const Product& like) : product_(like), is_turned_(false), way_(-1) {
+  product_ = simplified(like, &is_turned_);
+  const Product& p = product_;
+  const Kernels& kernels = targets.best();
+  const Choice choice = choice_of(p, kernels, can_be_pairs(p) ? best_pairs() : nullptr);
+  const Cut cut = cut_of(p, choice.way, kernels.floats, 1);
+  if (!choice.widens && !choice.as_pairs && cut.down * cut.across == 1) way_ = static_cast<int>(choice.way);
+}
+
+void Repeated::run(const void* a, const void* b, float* c, bool accumulate) const {
+  Product p = product_;
+  if (p.k > 0) {
+    p.a.data = is_turned_ ? b : a;
+    p.b.data = is_turned_ ? a : b;
+  }
+  p.c = c;
+  p.accumulate = accumulate;
+  if (way_ < 0) return gemm::run(p, 1, nullptr);
+  run_block(targets.best(), static_cast<Way>(way_), p, {0, p.m, 0, p.n}, reinterpret_cast<float*>(scratch()));
+}
+
 // ---- batches ----
 
 namespace {
@@ -419,9 +445,12 @@ void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step,
     return;
   }
   const size_t at_once = divide_up(kPerTicket, work_each);
+  const Repeated each(first);
   parallel(divide_up(count, at_once), count * work_each < kAlone ? 1 : threads, [&](size_t ticket) {
-    for (size_t i = ticket * at_once; i < std::min(count, (ticket + 1) * at_once); ++i)
-      run(product_at(first, i, a_step, b_step, c_step), 1, nullptr);
+    for (size_t i = ticket * at_once; i < std::min(count, (ticket + 1) * at_once); ++i) {
+      const Product p = product_at(first, i, a_step, b_step, c_step);
+      each.run(p.a.data, p.b.data, p.c, p.accumulate);
+    }
   });
 }
 

@@ -47,6 +47,20 @@ size_t work_bytes(const Product& first, size_t count);
 void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step, size_t c_step, size_t threads,
                std::byte* work);
 
+// One product after the other of the same sizes and strides, alone on the calling thread, wherever the operands lie: how it
+// is done is decided once. For products so small that deciding takes as long as multiplying. Needs no `work`; the same
+// bits as run().
+class Repeated {
+ public:
+  explicit Repeated(const Product& like);  // its pointers to a, b and c are not looked at
+  void run(const void* a, const void* b, float* c, bool accumulate) const;
+
+ private:
+  Product product_;
+  bool is_turned_;  // a and b have changed places
+  int way_;         // of gemm.cpp; -1: run() decides
+};
+
 // gemm_ref.cpp: the formula, float64 sums; rows [first, last) of c.
 void run_reference(const Product& product, size_t first, size_t last);
 

@@ -53,9 +53,11 @@ using obn::gemm::kDepth;
 using obn::gemm::kDotDepth;
 using obn::gemm::kRowStrip;
 
-const float* floats(const Operand& o, size_t i, size_t j) {
-  return static_cast<const float*>(o.data) + i * o.row + j * o.column;
+template <class Value>
+OBN_INLINE const Value* values(const Operand& o, size_t i, size_t j) {
+  return static_cast<const Value*>(o.data) + i * o.row + j * o.column;
 }
+OBN_INLINE const float* floats(const Operand& o, size_t i, size_t j) { return values<float>(o, i, j); }
 
 // ---- packing ----
 
@@ -64,6 +66,7 @@ struct Float32 {
   OBN_INLINE float one(const float* p) { return *p; }
   OBN_INLINE F whole(const float* p) { return load(p); }
   OBN_INLINE F some(const float* p, size_t n) { return load_first(p, n); }
+  OBN_INLINE void put(float* p, F v) { store(p, v); }
 };
 
 template <bool kBrain>
@@ -81,6 +84,7 @@ struct Half {
 #endif
     return whole(lanes);
   }
+  OBN_INLINE void put(uint16_t* p, F v) { kBrain ? store_bfloat16(p, v) : store_float16(p, v); }
 };
 
 template <class Type>
@@ -119,6 +123,23 @@ OBN_INLINE size_t loose_rows(size_t width, size_t depth) {
   return depth > last ? depth - last : 0;
 }
 
+// The same of 2 · kLanes steps: a cache line of half values is read by neighbouring loads. Stores whole rows of the panel.
+template <class Type>
+OBN_INLINE void pack_two_squares(const typename Type::Value* from, size_t line, size_t lines, size_t width, float* to) {
+  F low[kLanes], high[kLanes];
+#pragma GCC unroll 16
+  for (size_t i = 0; i < kLanes; ++i) {
+    low[i] = i < lines ? Type::whole(from + i * line) : F{};
+    high[i] = i < lines ? Type::whole(from + i * line + kLanes) : F{};
+  }
+  transpose(low);
+#pragma GCC unroll 16
+  for (size_t q = 0; q < kLanes; ++q) store(to + q * width, low[q]);
+  transpose(high);
+#pragma GCC unroll 16
+  for (size_t q = 0; q < kLanes; ++q) store(to + (kLanes + q) * width, high[q]);
+}
+
 // Runs along k. Lines are often a power of two apart and then throw each other out of the first-level cache: so every
 // cache line is read by a single load, and where rows of the panel are whole vectors, one vector of lines is done after
 // the other.
@@ -127,9 +148,17 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
                             float* to) {
   const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
   const size_t loose = loose_rows(width, depth);
-  const size_t misaligned = line % kLanes == 0 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
+  const size_t misaligned = line % kLanes == 0 && sizeof *from == 4 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
+  const bool in_twos = sizeof *from == 2 && at_once == 1;
   for (size_t g = 0; g < vectors; g += at_once) {
     for (size_t p = 0, steps = kLanes - misaligned; p < depth; p += steps, steps = kLanes) {
+      if (in_twos && p + 2 * kLanes <= loose) {
+        const size_t first = g * kLanes;
+        pack_two_squares<Type>(from + first * line + p, line, lines > first ? lines - first : 0, width,
+                               to + p * width + first);
+        steps = 2 * kLanes;
+        continue;
+      }
       steps = least(steps, depth - p);
       F v[kMostVectors][kLanes];
       for (size_t i = 0; i < at_once; ++i)
@@ -248,6 +277,7 @@ struct Strip {
   const float* a;  // packed, or NULL: in place
   const float* b;  // packed, or NULL: not yet
   float* copy;     // (depth, kTileColumns)
+  float* rows;     // for a panel of a that is converted: kTileRows rows; NULL: a is float32
   bool is_last;
 };
 
@@ -261,6 +291,9 @@ void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) 
   t->ahead_step = fetches ? step : 0;
 }
 
+// Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
+OBN_INLINE size_t apart(size_t depth) { return depth + 16; }
+
 void multiply_strip(const Strip& s) {
   const Product& p = s.product;
   const Panels panels(s.block.rows);
@@ -272,8 +305,13 @@ void multiply_strip(const Strip& s) {
   for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
     const size_t rows = panels.rows_of(r);
     begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
-    t.a = s.a ? s.a + i * s.depth : floats(p.a, s.block.row + i, s.first);
-    t.a_row = s.a ? 1 : p.a.row;
+    if (s.rows) {
+      const auto* from = values<uint16_t>(p.a, s.block.row + i, s.first);
+      for (size_t q = 0; q < rows; ++q)
+        load_row(p.a.type, from + q * p.a.row, 1, s.depth, s.rows + q * apart(s.depth));
+    }
+    t.a = s.a ? s.a + i * s.depth : s.rows ? s.rows : floats(p.a, s.block.row + i, s.first);
+    t.a_row = s.a ? 1 : s.rows ? apart(s.depth) : p.a.row;
     t.a_step = s.a ? rows : p.a.column;
     t.b = s.b ? s.b : s.copy;
     t.b_step = kTileColumns;
@@ -295,7 +333,10 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
   const size_t end = block.column + block.columns, group = columns_at_once(p, block, kTileColumns);
   float* copy = work;
-  float* own_a = packed_a || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : work + depth * kTileColumns;
+  float* behind = work + depth * kTileColumns;
+  // A single tile's width: every row of a is read once, so that its panels are converted rather than packed.
+  const bool converts = !packed_a && p.a.type != BNNSDataTypeFloat32 && p.a.column == 1 && block.columns <= kTileColumns;
+  float* own_a = packed_a || converts || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : behind;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
     if (own_a) pack_a(p, block.row, block.rows, first, steps, 0, 1, own_a);
@@ -304,7 +345,8 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns) {
         const float* b = packed_b ? packed_b + first * width + j * steps : nullptr;
-        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy, j + kTileColumns >= end});
+        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy,
+                        converts ? behind : nullptr, j + kTileColumns >= end});
       }
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
     }
@@ -364,29 +406,73 @@ OBN_INLINE Quad sums(F a, F b, F c, F d) {
   return __builtin_shufflevector(wx, yz, 0, 1, 4, 5) + __builtin_shufflevector(wx, yz, 2, 3, 6, 7);
 }
 
-// A tile whose b is turned: b(p, j) lies at b[j·b_step + p], a(i, p) at a[i·a_row + p]. Lanes run along k.
-template <size_t kRows, size_t kColumns>
+// How a dot product reads k: some vectors at a time, of a and b in the same order.
+struct DotFloat32 {
+  using Value = float;
+  static constexpr size_t kVectors = 1;
+  OBN_INLINE void read(const float* p, F (&v)[1]) { v[0] = load(p); }
+  OBN_INLINE void read_some(const float* p, size_t n, F (&v)[1]) { v[0] = load_first(p, n); }
+};
+struct DotFloat16 {
+  using Value = uint16_t;
+  static constexpr size_t kVectors = 1;
+  OBN_INLINE void read(const uint16_t* p, F (&v)[1]) { v[0] = load_float16(p); }
+  OBN_INLINE void read_some(const uint16_t* p, size_t n, F (&v)[1]) { v[0] = Half<false>::some(p, n); }
+};
+struct DotBrain {  // even values, then odd ones: cheaper than in their order
+  using Value = uint16_t;
+  static constexpr size_t kVectors = 2;
+  OBN_INLINE void read(const uint16_t* p, F (&v)[2]) {
+    U pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    v[0] = reinterpret_cast<F>(pairs << 16);
+    v[1] = reinterpret_cast<F>(pairs & 0xffff0000u);
+  }
+  OBN_INLINE void read_some(const uint16_t* p, size_t n, F (&v)[2]) {
+    uint16_t values[2 * kLanes] = {};
+#if defined(__AVX512BW__)
+    const __m512i some = _mm512_maskz_loadu_epi16((1u << n) - 1, p);
+    std::memcpy(values, &some, sizeof values);
+#else
+    for (size_t i = 0; i < n; ++i) values[i] = p[i];
+#endif
+    read(values, v);
+  }
+};
+
+// A tile whose b is turned: b(p, j) lies at b[j·b_step + p], a(i, p) at a[i·a_row + p], both of one type, whatever the
+// tile's pointers say. Lanes run along k.
+template <class Type, size_t kRows, size_t kColumns>
 [[gnu::noinline]] void dot_tile(const Tile& t) {
+  using Value = typename Type::Value;
+  const auto* a = reinterpret_cast<const Value*>(t.a);
+  const auto* b = reinterpret_cast<const Value*>(t.b);
   constexpr size_t kCount = kRows * kColumns, kPadded = (kCount + 3) / 4 * 4;
   F sum[kPadded];
 #pragma GCC unroll 24
   for (size_t i = 0; i < kPadded; ++i) sum[i] = F{};
   auto step = [&](size_t p, auto read) __attribute__((always_inline)) {
-    F x[kRows];
+    F x[kRows][Type::kVectors];
 #pragma GCC unroll 4
-    for (size_t i = 0; i < kRows; ++i) x[i] = read(t.a + i * t.a_row + p);
+    for (size_t i = 0; i < kRows; ++i) read(a + i * t.a_row + p, x[i]);
 #pragma GCC unroll 5
     for (size_t j = 0; j < kColumns; ++j) {
-      const F w = read(t.b + j * t.b_step + p);
+      F w[Type::kVectors];
+      read(b + j * t.b_step + p, w);
+#pragma GCC unroll 2
+      for (size_t v = 0; v < Type::kVectors; ++v)
 #pragma GCC unroll 4
-      for (size_t i = 0; i < kRows; ++i) sum[i * kColumns + j] += x[i] * w;
+        for (size_t i = 0; i < kRows; ++i) sum[i * kColumns + j] += x[i][v] * w[v];
     }
   };
+  constexpr size_t kStep = Type::kVectors * kLanes;
   size_t p = 0;
-  for (; p + kLanes <= t.k; p += kLanes)
-    step(p, [](const float* from) __attribute__((always_inline)) { return load(from); });
+  for (; p + kStep <= t.k; p += kStep)
+    step(p, [](const Value* from, F(&v)[Type::kVectors]) __attribute__((always_inline)) { Type::read(from, v); });
   if (p < t.k)
-    step(p, [&](const float* from) __attribute__((always_inline)) { return load_first(from, t.k - p); });
+    step(p, [&](const Value* from, F(&v)[Type::kVectors]) __attribute__((always_inline)) {
+      Type::read_some(from, t.k - p, v);
+    });
   float value[kPadded];
 #pragma GCC unroll 6
   for (size_t i = 0; i < kPadded; i += 4) {
@@ -407,23 +493,27 @@ template <size_t kRows, size_t kColumns>
 struct DotTiles {
   MultiplyTile of_size[kDotRows + 1][kDotColumns + 1] = {};
 };
-template <size_t kRows, size_t kColumns>
+template <class Type, size_t kRows, size_t kColumns>
 constexpr void list(DotTiles& tiles) {
-  tiles.of_size[kRows][kColumns] = dot_tile<kRows, kColumns>;
+  tiles.of_size[kRows][kColumns] = dot_tile<Type, kRows, kColumns>;
   if constexpr (kColumns > 1) {
-    list<kRows, kColumns - 1>(tiles);
+    list<Type, kRows, kColumns - 1>(tiles);
   } else if constexpr (kRows > 1) {
-    list<kRows - 1, kDotColumns>(tiles);
+    list<Type, kRows - 1, kDotColumns>(tiles);
   }
 }
+template <class Type>
 constexpr DotTiles list_all_dots() {
   DotTiles tiles;
-  list<kDotRows, kDotColumns>(tiles);
+  list<Type, kDotRows, kDotColumns>(tiles);
   return tiles;
 }
-constexpr DotTiles dot_tiles = list_all_dots();
+template <class Type>
+constexpr DotTiles dot_tiles = list_all_dots<Type>();
 
-void dots(const Product& p, const Block& block) {
+template <class Type>
+void dots_of(const Product& p, const Block& block) {
+  using Value = typename Type::Value;
   const size_t depth = even_part(p.k, kDotDepth);
   const size_t rows = even_part(block.rows, kDotRows), columns = even_part(block.columns, kDotColumns);
   const size_t down = (block.rows + rows - 1) / rows, across = (block.columns + columns - 1) / columns;
@@ -438,40 +528,68 @@ void dots(const Product& p, const Block& block) {
       const size_t j = (by_rows ? tile % across : tile / down) * columns;
       const size_t height = least(rows, block.rows - i), width = least(columns, block.columns - j);
       begin(p, block.row + i, block.column + j, width, first == 0, &t);
-      t.a = floats(p.a, block.row + i, first);
-      t.b = floats(p.b, first, block.column + j);
-      dot_tiles.of_size[height][width](t);
+      t.a = reinterpret_cast<const float*>(values<Value>(p.a, block.row + i, first));
+      t.b = reinterpret_cast<const float*>(values<Value>(p.b, first, block.column + j));
+      dot_tiles<Type>.of_size[height][width](t);
     }
   }
   activate(p, block.row, block.rows, block.column, block.columns);
 }
 
-// b (k, n) turned to (n, k), then dot products: for few columns, which would leave lanes of a tile idle.
-void turned(const Product& p, const Block& block, float* work) {
-  const float* from = floats(p.b, 0, block.column);
+// The block's columns of b, whose rows are runs, one after the other: (columns, k).
+template <class Type>
+void turn(const Product& p, const Block& block, typename Type::Value* copy) {
+  using Value = typename Type::Value;
+  const Value* from = values<Value>(p.b, 0, block.column);
   for (size_t q = 0; q < p.k; q += kLanes) {
     const size_t steps = least(kLanes, p.k - q);
     for (size_t j = 0; j < block.columns; j += kLanes) {
       const size_t columns = least(kLanes, block.columns - j);
       F v[kLanes];
       for (size_t i = 0; i < kLanes; ++i)
-        v[i] = i < steps ? up_to<Float32>(from + (q + i) * p.b.row + j, columns) : F{};
+        v[i] = i < steps ? up_to<Type>(from + (q + i) * p.b.row + j, columns) : F{};
       transpose(v);
       for (size_t i = 0; i < columns; ++i) {
-        float* to = work + (j + i) * p.k + q;
+        Value* to = copy + (j + i) * p.k + q;
         if (steps == kLanes) {
-          store(to, v[i]);
+          Type::put(to, v[i]);
         } else {
-          store_first(to, v[i], steps);
+          Value lanes[kLanes];
+          Type::put(lanes, v[i]);
+          for (size_t r = 0; r < steps; ++r) to[r] = lanes[r];
         }
       }
     }
   }
+}
+
+#if defined(__F16C__) || defined(__AVX512F__)
+constexpr bool kDotsFloat16 = true;
+#else
+constexpr bool kDotsFloat16 = false;  // converting is slow: once is enough
+#endif
+
+void dots(const Product& p, const Block& block) {
+  if (p.a.type == BNNSDataTypeBFloat16) return dots_of<DotBrain>(p, block);
+  if constexpr (kDotsFloat16)
+    if (p.a.type == BNNSDataTypeFloat16) return dots_of<DotFloat16>(p, block);
+  dots_of<DotFloat32>(p, block);
+}
+
+// b (k, n) turned to (n, k), then dot products: for few columns, which would leave lanes of a tile idle.
+void turned(const Product& p, const Block& block, float* work) {
   Product q = p;
-  q.b = {work, 1, p.k};
+  q.b = {work, 1, p.k, p.b.type};
   q.n = block.columns;
   q.c = p.c + block.column;
   q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
+  if (p.b.type == BNNSDataTypeBFloat16) {
+    turn<Half<true>>(p, block, reinterpret_cast<uint16_t*>(work));
+  } else if (kDotsFloat16 && p.b.type == BNNSDataTypeFloat16) {
+    turn<Half<false>>(p, block, reinterpret_cast<uint16_t*>(work));
+  } else {
+    turn<Float32>(p, block, work);
+  }
   dots(q, {block.row, block.rows, 0, block.columns});
 }
 
@@ -558,7 +676,7 @@ void few_rows(const Product& p, const Block& block, float* work) {
 
 extern const obn::gemm::Kernels kernels;
 const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, pack_a, pack_b, packed}, plain, dots, turned,
-                                      widen, few_rows};
+                                      kDotsFloat16, widen, few_rows};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

@@ -63,7 +63,8 @@ struct Packing {
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
   // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them, and the block begins at a tile;
   // NULL: packs them itself.
-  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth).
+  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth), or (tile_rows · (depth + 16)) if that
+  // is more.
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
 };
 
@@ -87,6 +88,7 @@ struct Kernels {
   void (*dots)(const Product& product, const Block& block);
   // The same, after turning b, whose rows are runs: float32, a.column == 1, b.column == 1. work: (columns · k)
   void (*turned)(const Product& product, const Block& block, float* work);
+  bool dots_float16;  // the two take operands that are both float16 too; those that are both bfloat16 always
   // o (rows, columns) as float32 without gaps.
   void (*widen)(const Operand& o, size_t rows, size_t columns, float* to);
   // At most kFewRows rows of c, b read once, row by row: a float32, b of any type, b.column == 1.

@@ -342,6 +342,39 @@ TEST(gemm_half_types) {
       }
 }
 
+TEST(gemm_repeated_is_run_to_the_bit) {
+  Random random{17};
+  for (size_t i = 0; i < 60; ++i) {
+    size_t m = 1 + random.below(20), n = 1 + random.below(40), k = random.below(30);
+    if (i % 5 == 0) n = 1;
+    if (i % 10 == 0) m = random.below(2) ? 1 : 300 * m;
+    const Setting s(m, n, k, random_options(random), random);
+    std::vector<float> expected, got;
+    const Product p = s.with(expected);
+    run(p, 1, nullptr);
+    const Product q = s.with(got);
+    Product like = q;
+    like.a.data = like.b.data = nullptr;
+    like.c = nullptr;
+    Repeated(like).run(q.a.data, q.b.data, q.c, q.accumulate);
+    CHECK(std::memcmp(expected.data(), got.data(), got.size() * sizeof(float)) == 0, "%zux%zux%zu: other bits", m, n, k);
+  }
+}
+
+TEST(gemm_narrow_products_of_half_types) {
+  Random random{16};
+  for (BNNSDataType type : {BNNSDataTypeFloat16, BNNSDataTypeBFloat16})
+    for (Order b : {Order::rows, Order::columns})
+      for (size_t k : {1, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 530}) {
+        Options o{.b = b, .a_type = type, .b_type = type};
+        o.gap = k % 2;
+        o.accumulate = k % 3 == 0;
+        for (size_t m : {1, 2, 3, 7, 40}) check_all(Setting(m, 6, k, o, random));  // dot products, turned or not
+        check_all(Setting(2, 40, k, o, random));
+        check_all(Setting(150, 27, k, o, random));  // rows converted panel by panel
+      }
+}
+
 // ---- pairs of bfloat16 ----
 
 Options random_pairs(Random& random) {

@@ -368,27 +368,36 @@ size_t places(const Axis* axes, const size_t* list, size_t count) {
 void Product::run_products() const {
   const gemm::Product first = engine_product();
   const size_t products = places(p_.axes, outer_, outer_count_), parts = places(p_.axes, sums_, sums_count_);
-  const auto run_at = [&](size_t index, size_t threads, std::byte* work) {
-    gemm::Product p = first;
+  // body(a, b, c, accumulate) for all parts of the sum at one place of the outer loops
+  const auto walk = [&](size_t index, const auto& body) {
     Offsets start;
     start.move(p_.axes, outer_, outer_count_, index);
-    p.c = first.c + start.of[kResult];
     for (size_t part = 0; part < parts; ++part) {
       Offsets here = start;
-      here.move(p_.axes, sums_, sums_count_, part);
-      p.a.data = static_cast<const std::byte*>(first.a.data) + here.of[kFirst] * bytes_of(p.a.type);
-      p.b.data = static_cast<const std::byte*>(first.b.data) + here.of[kSecond] * bytes_of(p.b.type);
-      p.accumulate = first.accumulate || part > 0;
-      gemm::run(p, threads, work);
+      if (parts > 1) here.move(p_.axes, sums_, sums_count_, part);
+      body(static_cast<const std::byte*>(first.a.data) + here.of[kFirst] * bytes_of(first.a.type),
+           static_cast<const std::byte*>(first.b.data) + here.of[kSecond] * bytes_of(first.b.type),
+           first.c + start.of[kResult], first.accumulate || part > 0);
     }
   };
   const size_t threads = threads_for(threads_), work_each = first.m * first.n * first.k * parts;
   if (products < 2 * threads && work_each / parts >= kAlone) {
-    for (size_t i = 0; i < products; ++i) run_at(i, threads, work_);
+    for (size_t i = 0; i < products; ++i)
+      walk(i, [&](const void* a, const void* b, float* c, bool accumulate) {
+        gemm::Product p = first;
+        p.a.data = a;
+        p.b.data = b;
+        p.c = c;
+        p.accumulate = accumulate;
+        gemm::run(p, threads, work_);
+      });
     return;
   }
   const size_t at_once = std::max(divide_up(kTicketWork, work_each), products / (kTicketsPerThread * threads));
-  by_index(products, at_once, products * work_each < kAlone ? 1 : threads_, [&](size_t i) { run_at(i, 1, nullptr); });
+  const gemm::Repeated each(first);
+  by_index(products, at_once, products * work_each < kAlone ? 1 : threads_, [&](size_t i) {
+    walk(i, [&](const void* a, const void* b, float* c, bool accumulate) { each.run(a, b, c, accumulate); });
+  });
 }
 
 // ---- row by row ----
