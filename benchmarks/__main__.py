@@ -16,7 +16,8 @@ from benchmarks.harness import ROOT, Row, Run, ceilings, cpu_name, header, line,
 
 FAMILIES = (
     "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
-    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "calls",
+    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads",
+    "calls",
 )  # fmt: skip
 
 # Read, write and copy in the caches and in memory: for the record, beside the rows' own floors.

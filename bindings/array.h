@@ -79,6 +79,9 @@ struct FilterObject : PyObject {
   void close();
 };
 
+// Work on more items than these lets other Python threads run meanwhile. Less is done before the GIL would be had back.
+inline constexpr size_t kItemsWorthReleasing = 4096;
+
 // One call: the filter is entered for as long as this lives.
 class Call {
  public:
@@ -120,7 +123,6 @@ class Call {
   }
 
  private:
-  static constexpr size_t kItemsWorthReleasing = 4096;
   bool fail() const;  // LayerApplyError with the library's sentence; false
 
   State* state_;

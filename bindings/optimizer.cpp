@@ -143,11 +143,18 @@ PyObject* optimizer_step(PyObject* module, PyObject* const* arguments, Py_ssize_
   BNNSFilterParameters options = {};
   options.n_threads = threads;
   const char* fields = PyBytes_AsString(arguments[2]);
-  int status;
-  Py_BEGIN_ALLOW_THREADS
-  status = BNNSOptimizerStep(static_cast<BNNSOptimizerFunction>(function), fields, n, parameters->pointers,
+  const auto step = [&] {
+    return BNNSOptimizerStep(static_cast<BNNSOptimizerFunction>(function), fields, n, parameters->pointers,
                              pointers.get(), accumulators ? accumulators->pointers : nullptr, &options);
-  Py_END_ALLOW_THREADS
+  };
+  int status;
+  if (parameters->values > kItemsWorthReleasing) {
+    Py_BEGIN_ALLOW_THREADS
+    status = step();
+    Py_END_ALLOW_THREADS
+  } else {
+    status = step();
+  }
   if (status != 0) return PyErr_Format(state->optimizer_step_error, "[%U] %s", name, obn_last_error());
   Py_RETURN_NONE;
 }

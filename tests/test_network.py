@@ -1,11 +1,11 @@
-"""Networks: gradients against differences, plans, training, files, words."""
+"""Networks: gradients against differences, plans, steps, files, words."""
 
 import json
-import threading
 
 import numpy as np
 import openbnns
 import pytest
+from cases.samples import blobs, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from openbnns import (
@@ -15,7 +15,6 @@ from openbnns import (
     ClipByValue,
     LayerCreationError,
     Network,
-    SGDMomentumOptimizer,
     TrainingError,
     check_gradients,
 )
@@ -23,31 +22,22 @@ from openbnns.__main__ import main
 from openbnns._plan import _Buffer, _place
 from openbnns.blocks import (
     Activate,
+    Attention,
     Block,
     Branch,
     Convolution,
     Dense,
+    Embedding,
     Flatten,
     Normalize,
     Pool,
+    Position,
+    Rows,
     initial,
 )
 from openbnns.checking import check_all
 from openbnns.examples import digits
-from openbnns.training import Callback, Checkpoint, EarlyStopping, cosine, exponential, piecewise
 from oracles.tolerance import assert_same_bits
-
-
-def random_batch(*shape, seed=0):
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def blobs(n=240, classes=3, seed=0):
-    """Points around as many centres as there are classes."""
-    random = np.random.default_rng(seed)
-    labels = random.integers(classes, size=n)
-    centres = random.normal(size=(classes, 8)) * 3
-    return (centres[labels] + random.normal(size=(n, 8))).astype(np.float32), labels
 
 
 class Scale(Block):
@@ -123,6 +113,35 @@ NETWORKS = {
             Dense(2),
         ],
     ),
+    "attention": ((3, 5, 6), lambda: [Attention(3, causal=True), Dense(2)]),
+    "attention without bias": ((3, 5, 6), lambda: [Attention(2, bias=False, initializer="he")]),
+    "positions": ((3, 5, 6), lambda: [Position(), Rows(Dense(2, "tanh"))]),
+    "rows": (
+        (3, 4, 6), lambda: [Rows(Dense(5, "gelu"), Normalize("layer"), Dense(3)), Dense(2)],
+    ),
+    "rows of rows": ((2, 3, 4, 5), lambda: [Rows(Position(), Rows(Dense(2)), Dense(3))]),
+    "rows of images": ((2, 2, 1, 5, 5), lambda: [Rows(Convolution(2, 3), Pool("max", 2))]),
+    "a transformer": (
+        (3, 5, 6),
+        lambda: [
+            Position(),
+            Branch([Rows(Normalize("layer")), Attention(2, causal=True)], []),
+            Branch([Rows(Normalize("layer"), Dense(8, "gelu"), Dense(6))], []),
+            Rows(Normalize("layer"), Dense(4)),
+        ],
+    ),
+    "rows side by side": (
+        (3, 4, 6),
+        lambda: [
+            Branch([Rows(Dense(3, "tanh"))], [Rows(Dense(3)), Position()], [Rows(Dense(3))],
+                   join="concatenate"),
+            Rows(Dense(2)),
+        ],
+    ),
+    "flattened side by side": (
+        IMAGES,
+        lambda: [Branch([Convolution(2, 3), Flatten()], [Flatten()], join="concatenate")],
+    ),
     "own block": ((4, 6), lambda: [Dense(5), Scale(), Dense(2)]),
 }  # fmt: skip
 
@@ -134,6 +153,26 @@ def test_gradients_follow_the_forward_pass(name):
     report = check_gradients(network, random_batch(*shape), entries=12)
     assert report.ok, f"\n{report}"
     assert {row[0] for row in report.rows} == {"input", *network.parameters()}
+
+
+def test_gradients_of_embeddings_follow_the_forward_pass():
+    numbers = np.array([[0, 3, 3], [4, 0, 3]], np.float32)
+    for blocks in ([Embedding(5, 4)], [Embedding(5, 4), Position(), Attention(2), Dense(3)]):
+        network = Network(blocks, loss="mse", seed=1)
+        report = check_gradients(network, numbers)
+        assert report.ok, f"\n{report}"
+        table = network.gradients()["embedding_1.table"]
+        assert (table[[1, 2]] == 0).all()  # they do not occur
+        assert (table[[0, 3, 4]] != 0).any(axis=1).all()
+
+
+def test_numbers_without_a_vector_are_refused():
+    network = Network([Embedding(5, 4)], input=(2,), loss="mse")
+    table = network.parameters()["embedding_1.table"]
+    assert_same_bits(network.predict(np.array([[4, 0]])), table[[4, 0]][None])
+    for wrong in (5, -1, np.nan):
+        with pytest.raises(ArrayError, match="expected numbers from 0 to 4"):
+            network.predict(np.array([[0, wrong]]))
 
 
 def test_gradients_of_single_layers_are_checked():
@@ -266,153 +305,7 @@ def test_a_step_allocates_no_arrays():
         tracemalloc.stop()
 
 
-# ---- training ----
-
-
-def test_fit_learns_and_reports():
-    x, y = blobs()
-    network = Network([Dense(16, "relu"), Dense(3)], optimizer=AdamOptimizer(0.01))
-    history = network.fit(x, y, epochs=20, batch_size=16, validation=0.25)
-    assert len(history.rows) == 20
-    assert len(history.losses) == 20 * -(-180 // 16)
-    assert history["loss"][-1] < 0.2 < history["loss"][0]
-    assert history["validation_accuracy"][-1] > 0.95
-    assert network.evaluate(x, y)["accuracy"] > 0.95
-    assert "validation_loss" in str(history)
-    assert network.steps == len(history.losses)
-
-
-def test_the_same_seed_gives_the_same_bits():
-    x, y = blobs()
-
-    def losses(seed):
-        network = Network([Dense(8, "tanh"), Dense(3)], seed=seed)
-        return network.fit(x, y, epochs=2, batch_size=32).losses
-
-    assert losses(1) == losses(1) != losses(2)
-
-
-def test_large_batches_are_gathered_ahead_to_the_same_bits(monkeypatch):
-    x, y = blobs()
-
-    def losses():
-        return Network([Dense(8, "tanh"), Dense(3)]).fit(x, y, epochs=2, batch_size=32).losses
-
-    expected = losses()
-    monkeypatch.setattr(openbnns.training, "_WORTH_A_THREAD", 1)
-    threads = threading.active_count()
-    assert losses() == expected
-    assert threading.active_count() == threads
-
-
-def test_errors_of_batches_made_ahead_arrive(monkeypatch):
-    monkeypatch.setattr(openbnns.training, "_WORTH_A_THREAD", 1)
-    x, y = blobs()
-
-    class Broken(np.ndarray):
-        def __getitem__(self, key):
-            if isinstance(key, np.ndarray):
-                raise OSError("the disk is gone")
-            return super().__getitem__(key)
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        Network([Dense(3)]).fit(x.view(Broken), y)
-
-
-def test_fit_takes_memory_maps_iterables_and_functions(tmp_path):
-    x, y = blobs()
-    np.save(tmp_path / "x.npy", x)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-
-    def pairs():
-        for start in range(0, len(x), 32):
-            yield x[start : start + 32], y[start : start + 32]
-
-    runs = [
-        Network([Dense(3)]).fit(mapped, y, epochs=2, shuffle=False).losses,
-        Network([Dense(3)]).fit(list(pairs()), epochs=2).losses,
-        Network([Dense(3)]).fit(pairs, epochs=2).losses,
-    ]
-    assert runs[0] == runs[1] == runs[2]
-    with pytest.raises(ArrayError, match="at least one batch"):
-        Network([Dense(3)]).fit(pairs(), epochs=2)  # a generator is empty the second time
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "float64", "float16"])
-def test_data_of_any_number_type(dtype):
-    x = np.arange(24).reshape(4, 6).astype(dtype)
-    network = Network([Dense(2)], input=(6,))
-    assert_same_bits(network.predict(x), network.predict(x.astype(np.float32)))
-
-
-def test_labels_as_classes_rows_and_columns():
-    x, y = blobs()
-    rows = np.eye(3)[y]  # float64
-    assert (
-        Network([Dense(3)]).fit(x, y).losses
-        == pytest.approx(Network([Dense(3)]).fit(x, rows).losses, rel=1e-6)
-    )  # fmt: skip
-    one = Network([Dense(1)], loss="mse")
-    assert one.train_step(x[:4], np.arange(4)) > 0  # (N,) for (N, 1)
-
-
-def test_class_weights_are_weights_of_samples():
-    x, y = blobs()
-    weights = np.array([1, 0, 2], np.float32)
-    ours = Network([Dense(3)]).fit(x, y, batch_size=240, shuffle=False, class_weights=weights)
-    network = Network([Dense(3)])
-    assert ours.losses == [network.train_step(x, y, weights=weights[y])]
-
-
-def test_micro_batches_make_the_same_step():
-    x, y = blobs()
-    whole, cut = (
-        Network([Dense(8, "tanh"), Dense(3)], optimizer=SGDMomentumOptimizer(0.1)) for _ in "ab"
-    )
-    for _ in range(3):
-        loss = whole.train_step(x, y)
-        assert cut.train_step(x, y, micro_batches=4) == pytest.approx(loss, rel=1e-5)
-    for name, array in whole.parameters().items():
-        np.testing.assert_allclose(cut.parameters()[name], array, rtol=1e-4, atol=1e-6)
-    with pytest.raises(ArrayError, match="divisor of 240 samples; got 7"):
-        cut.train_step(x, y, micro_batches=7)
-
-
-def test_schedules_set_the_rate():
-    x, y = blobs()
-    seen = []
-
-    class Watch(Callback):
-        def on_step(self, network, step, loss):
-            seen.append(network.optimizer.learning_rate)
-
-    network = Network([Dense(3)])
-    rate = piecewise((0, 0.5), (2, 0.25))
-    network.fit(x, y, batch_size=60, learning_rate=rate, callbacks=[Watch()])
-    assert seen == [0.5, 0.5, 0.25, 0.25]
-    assert exponential(1, 0.1, every=2)(5) == pytest.approx(0.01)
-    assert cosine(1, 4)(0) == 1
-    assert cosine(1, 4, last=0.5)(4) == 0.5
-    with pytest.raises(ArrayError, match="step 0"):
-        piecewise((1, 0.5))
-
-
-def test_early_stopping_restores_the_best():
-    x, y = blobs()
-    network = Network([Dense(3)], optimizer=SGDMomentumOptimizer(0.1))
-
-    class Spoil(Callback):
-        def on_epoch(self, network, history):
-            if len(history.rows) == 2:
-                self.best = {k: v.copy() for k, v in network.state().items()}
-                network.optimizer.learning_rate = -1.0  # away from the minimum
-
-    spoil, stop = Spoil(), EarlyStopping(patience=2, monitor="loss")
-    history = network.fit(x, y, epochs=50, callbacks=[spoil, stop])
-    assert len(history.rows) < 10
-    assert stop.best == history["loss"][1] == min(history["loss"])
-    for name, array in network.state().items():
-        assert_same_bits(array, spoil.best[name])
+# ---- steps ----
 
 
 def test_frozen_parameters_stay_and_others_learn():
@@ -453,25 +346,6 @@ def test_numbers_that_are_not_finite_are_named(spoil, where):
         assert_same_bits(array, kept[name])
 
 
-def test_threads_train_their_own_networks_to_the_same_bits():
-    x, y = blobs()
-    results = {}
-
-    def run(seed):
-        network = Network([Dense(16, "relu", normalization="batch"), Dense(3)], seed=seed)
-        results[seed] = network.fit(x, y, epochs=3).losses
-
-    for seed in range(4):
-        run(seed)
-    alone, results = results, {}
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == alone
-
-
 # ---- files ----
 
 
@@ -506,32 +380,60 @@ def test_saved_networks_go_on_to_the_same_bits(tmp_path):
     assert_same_bits(Network.load(path).predict(x), first.predict(x))
 
 
-def test_interrupted_runs_leave_a_whole_file(tmp_path):
-    """Ctrl-C in the middle of an epoch: what was saved goes on to the bits of an unbroken run."""
+def letters_network(**options):
+    return Network(
+        [
+            Embedding(7, 8),
+            Position(),
+            Branch([Rows(Normalize("layer")), Attention(2, causal=True)], []),
+            Rows(Normalize("layer"), Dense(7)),
+        ],
+        input=(6,),
+        optimizer=AdamOptimizer(0.01),
+        **options,
+    )
+
+
+def test_sequences_are_learned_saved_and_frozen(tmp_path):
     pytest.importorskip("safetensors")
-    x, y = blobs(64)
-    path = tmp_path / "network.safetensors"
-
-    class Interrupt(Callback):
-        def on_step(self, network, step, loss):
-            if step == 11:
-                raise KeyboardInterrupt
-
-    def network():
-        return Network([Dense(8, "tanh"), Dense(3)], optimizer=AdamOptimizer(0.01))
-
-    whole = network()
-    whole.fit(x, y, epochs=4, batch_size=16)
-    with pytest.raises(KeyboardInterrupt):
-        network().fit(x, y, epochs=4, batch_size=16, callbacks=[Checkpoint(path), Interrupt()])
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-    again = Network.load(path, optimizer=AdamOptimizer(0.01))
-    assert again.steps == 8
-    again.fit(x, y, epochs=2, batch_size=16)
+    letters = np.random.default_rng(0).integers(7, size=(40, 7))
+    letters[:, 1:] = (letters[:, :1] + np.arange(1, 7)) % 7  # each follows from the one before
+    x, y = letters[:, :-1], letters[:, 1:]
+    whole, first = letters_network(seed=2), letters_network(seed=2)
+    whole.fit(x, y, epochs=60, batch_size=10)
+    assert whole.evaluate(x, y)["accuracy"] > 0.99
+    first.fit(x, y, epochs=30, batch_size=10)
+    first.save(tmp_path / "n", optimizer=True)
+    again = Network.load(tmp_path / "n", optimizer=AdamOptimizer(0.01))
+    again.fit(x, y, epochs=30, batch_size=10)
     for name, array in whole.state().items():
         assert_same_bits(again.state()[name], array)
-    again.fit(x, y, batch_size=16, callbacks=[Checkpoint(path, every=3)])
-    assert Network.load(path).steps == 20
+    before = {name: array.copy() for name, array in again.parameters().items()}
+    again.freeze("embedding_1", "attention_1.query_weights")
+    again.fit(x, y)
+    same = {name for name, array in again.parameters().items() if (array == before[name]).all()}
+    assert {"embedding_1.table", "attention_1.query_weights"} <= same
+    assert "attention_1.value_weights" not in same
+
+
+def test_the_loss_behind_rows_is_that_of_rows():
+    x, y = random_batch(4, 5, 3), np.arange(20).reshape(4, 5) % 2
+    by_rows, flat = (Network([b], input=s, seed=3) for b, s in (
+        (Rows(Dense(2)), (5, 3)), (Dense(2), (3,)),
+    ))  # fmt: skip
+    weights = random_batch(4, seed=1) ** 2
+    pairs = [
+        ({}, {}),
+        ({"weights": 0.5}, {"weights": 0.5}),
+        ({"weights": weights}, {"weights": np.repeat(weights, 5)}),
+        ({"micro_batches": 2}, {"micro_batches": 2}),
+    ]
+    for ours, theirs in pairs:
+        expected = flat.train_step(x.reshape(20, 3), y.reshape(-1), **theirs)
+        assert by_rows.train_step(x, y, **ours) == expected
+    one = Network([Rows(Dense(2))], input=(1, 3), seed=3)
+    assert one.train_step(x[:, :1], y[:, :1]) > 0
+    assert by_rows.fit(x, y, class_weights=[1, 0]).losses[0] > 0
 
 
 def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):
@@ -610,6 +512,10 @@ def test_settings_that_are_no_plain_values_cannot_be_saved(tmp_path):
         (lambda: Branch([]), "at least two; got 1"),
         (lambda: Network([Dense(2)]).parameters(), "expected the shape of a sample"),
         (lambda: Network([Pool("max", 9)], input=(1, 3, 3)), "pool_1 on"),
+        (lambda: Network([Rows(Dense(2))], input=(3,)), "rows_1: expected samples of at least two"),
+        (lambda: Network([Attention(2)], input=(4, 3)), "2 heads divide"),
+        (lambda: Network([Attention(2)], input=(4,)), r"\(length, width\)"),
+        (lambda: Network([Embedding(0, 3)], input=(4,)), "got 0, 3"),
     ],
 )
 def test_impossible_networks_are_refused(make, sentence):
@@ -663,16 +569,6 @@ def test_first_values():
         np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
     with pytest.raises(LayerCreationError, match="of shape"):
         initial(lambda shape, random: np.ones(3), (2, 2), random)
-
-
-def test_progress_and_plots(capsys):
-    x, y = blobs()
-    history = Network([Dense(3)]).fit(x, y, epochs=2, progress=True, validation=(x, y))
-    said = capsys.readouterr().err.strip().split("\n")
-    assert len(said) == 2
-    assert "validation accuracy" in said[1]
-    pytest.importorskip("matplotlib").use("agg")
-    assert len(history.plot().lines) == 3
 
 
 def test_the_command_checks_every_block(capsys):

@@ -36,8 +36,18 @@ class Fork:
     """Branches of a network: the stages of each path, and how their ends are joined."""
 
     name: str
-    paths: list[list[Stage | Fork]]
+    paths: list[list[Stage | Fork | Each]]
     join: str
+    output: Shape
+
+
+@dataclass(eq=False)
+class Each:
+    """Stages whose samples are the rows of a network's samples."""
+
+    name: str
+    stages: list[Stage | Fork | Each]
+    rows: int
     output: Shape
 
 
@@ -61,6 +71,7 @@ class _Value:
     dtype: str = "float32"
     of: _Value | None = None
     look: Callable[[Values], Values] = lambda array: array
+    packed: bool = True  # its values lie in one row
     users: int = 0
     gradient: _Value | None = None
     array: Any = None
@@ -74,8 +85,11 @@ class _Value:
             self.array = memory[: prod(self.shape)].reshape(self.shape)
         return self.array
 
-    def seen(self, shape: Shape, look: Callable[[Values], Values]) -> _Value:
-        return _Value(shape, self.buffer, self.dtype, self, look)
+    def seen(self, shape: Shape, look: Callable[[Values], Values], packed: bool = True) -> _Value:
+        return _Value(shape, self.buffer, self.dtype, self, look, packed and self.packed)
+
+    def reshaped(self, shape: Shape) -> _Value:
+        return self.seen(shape, lambda array: array.reshape(shape))
 
 
 @dataclass(eq=False)
@@ -87,7 +101,7 @@ class _Node:
     output: _Value
     block: Block | None = None  # None: the values are joined or seen differently
     rooms: dict[str, _Value] = field(default_factory=dict)
-    # of the output's gradient, one for each input
+    # of the output's gradient, one for each input; without any it has the input's shape after all
     parts: list[Callable[[Values], Values]] = field(default_factory=list)
 
 
@@ -123,7 +137,7 @@ class Plan:
 
     def __init__(
         self,
-        stages: list[Stage | Fork],
+        stages: list[Stage | Fork | Each],
         input_shape: Shape,
         batch: int,
         gradients: Callable[[str], Mapping[str, Values]] | None = None,
@@ -131,6 +145,7 @@ class Plan:
     ) -> None:
         """gradients: the arrays for a block's parameters by its name; None plans inference."""
         self.batch = batch
+        self._samples = batch  # of the blocks at hand: more among the rows of samples
         self._trains = gradients is not None
         self._buffers: list[_Buffer] = []
         self._tape: list[_Node] = []
@@ -151,6 +166,8 @@ class Plan:
         self.input, self.output = x.place(arena), y.place(arena)
         self.output_gradient: Any = None if y.gradient is None else y.gradient.place(arena)
         self.input_gradient: Any = None if x.gradient is None else x.gradient.place(arena)
+        # the same as the loss sees them; the network's to say
+        self.results, self.results_gradient = self.output, self.output_gradient
 
     def forward(self) -> None:
         """All blocks, from ``input`` to ``output``."""
@@ -203,34 +220,42 @@ class Plan:
         self._calls.append(_Call(run, values, rooms, name, result))
         self._now += 1
 
-    def _sequence(self, stages: list[Stage | Fork], x: _Value) -> _Value:
+    def _sequence(self, stages: list[Stage | Fork | Each], x: _Value) -> _Value:
         for stage in stages:
             if isinstance(stage, Fork):
                 x = self._fork(stage, x)
+            elif isinstance(stage, Each):
+                x = self._each(stage, x)
             elif isinstance(stage.block, Flatten):
-                x = self._flatten(stage, x)
+                x = self._reshape(stage.name, x, (self._samples, *stage.output))
             else:
                 x = self._block(stage, x)
         return x
 
-    def _flatten(self, stage: Stage, x: _Value) -> _Value:
-        before, after = x.shape, (self.batch, *stage.output)
+    def _reshape(self, name: str, x: _Value, shape: Shape) -> _Value:
+        """The same memory."""
         x.users += 1
-        y = x.seen(after, lambda array: array.reshape(after))
-        self._tape.append(
-            _Node(stage.name, [x], y, parts=[lambda gradient: gradient.reshape(before)])
-        )
+        y = x.reshaped(shape)
+        self._tape.append(_Node(name, [x], y))
         return y
+
+    def _each(self, each: Each, x: _Value) -> _Value:
+        outside = self._samples
+        self._samples *= each.rows
+        y = self._reshape(each.name, x, (self._samples, *x.shape[2:]))
+        y = self._sequence(each.stages, y)
+        self._samples = outside
+        return self._reshape(each.name, y, (outside, *each.output))
 
     def _block(self, stage: Stage, x: _Value) -> _Value:
         block = stage.block
         x.users += 1
-        y = self._value(stage.name, (self.batch, *stage.output))
+        y = self._value(stage.name, (self._samples, *stage.output))
         rooms = {}
         if self._trains:
             rooms = {
                 name: self._value(f"{stage.name}.{name}", shape, dtype)
-                for name, (shape, dtype) in block.rooms(self.batch).items()
+                for name, (shape, dtype) in block.rooms(self._samples).items()
             }
         self._tape.append(_Node(stage.name, [x], y, block, rooms))
         run = partial(block.forward, training=self._trains)
@@ -239,7 +264,7 @@ class Plan:
 
     def _fork(self, fork: Fork, x: _Value) -> _Value:
         ends = [self._sequence(path, x) for path in fork.paths]
-        y = self._value(fork.name, (self.batch, *fork.output))
+        y = self._value(fork.name, (self._samples, *fork.output))
         node = _Node(fork.name, ends, y)
         if fork.join == "add":
             node.parts = [lambda gradient: gradient] * len(ends)
@@ -254,9 +279,9 @@ class Plan:
                     # nobody else reads it: it is written where it belongs at once
                     y.buffer.first = min(y.buffer.first, end.buffer.first)
                     self._buffers.remove(end.buffer)
-                    end.buffer, end.of, end.look = y.buffer, y, look
+                    end.buffer, end.of, end.look, end.packed = y.buffer, y, look, False
                 else:
-                    apart += [y.seen(end.shape, look), end]
+                    apart += [y.seen(end.shape, look, packed=False), end]
             if apart:
                 self._call(_copy, *apart, name=fork.name, result=y)
         for end in ends:
@@ -277,10 +302,16 @@ class Plan:
             if gradient is None:  # the input, seen differently
                 continue
             wanted = [s for s in node.inputs if wants_input_gradient or not _is_input(s, x)]
+            if node.block is None and not node.parts:
+                if wanted:
+                    back = self._packed(gradient).reshaped(node.inputs[0].shape)
+                    self._share(node.inputs[0], back)
+                continue
             if node.block is None:
                 for source, part in zip(node.inputs, node.parts, strict=True):
                     if source in wanted:
-                        self._share(source, gradient.seen(source.shape, part))
+                        packed = gradient.shape == source.shape
+                        self._share(source, gradient.seen(source.shape, part, packed))
                 continue
             source, block, target = node.inputs[0], node.block, None
             if wanted:
@@ -294,6 +325,14 @@ class Plan:
                 source.gradient = target
             elif target is not None:
                 self._call(_add, source.gradient, source.gradient, target)
+
+    def _packed(self, value: _Value) -> _Value:
+        """The value, or a copy where it is a part of something wider."""
+        if value.packed:
+            return value
+        copy = self._value("gradient in one row", value.shape)
+        self._call(_copy, copy, value)
+        return copy
 
     def _share(self, source: _Value, part: _Value) -> None:
         """A part of the gradient of a value that is also somebody else's: read, not changed."""

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._activations import Activation, ActivationLike
-from ._errors import LayerApplyError, LayerCreationError
+from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from .activation import ActivationLayer
+from .attention import AttentionCache, MultiheadAttention, Projection
 from .convolution import ConvolutionLayer
 from .fully_connected import FullyConnectedLayer
 from .fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer
@@ -25,7 +26,8 @@ from .normalization import NormalizationLayer, NormalizationLike
 from .pooling import PoolingLayer
 
 __all__ = [
-    "Activate", "Block", "Branch", "Convolution", "Dense", "Flatten", "Normalize", "Pool",
+    "Activate", "Attention", "Block", "Branch", "Convolution", "Dense", "Embedding", "Flatten",
+    "Normalize", "Pool", "Position", "Rows",
 ]  # fmt: skip
 
 Values: TypeAlias = "npt.NDArray[Any]"
@@ -523,6 +525,200 @@ class Pool(Block):
             )  # fmt: skip
 
 
+# ---- sequences: samples (length, width) ----
+
+
+@dataclasses.dataclass(eq=False)
+class Embedding(Block):
+    """A vector for each number: samples of whole numbers (…) → (…, width).
+
+    Numbers come as the network's input, of any type. The gradient of a vector is the sum over all
+    places where its number stands; numbers themselves have none.
+
+    Args:
+        entries: how many numbers there are: 0 to entries − 1.
+        width: of the vectors.
+        scale: standard deviation of their first values.
+
+    Examples:
+        >>> import numpy as np, openbnns
+        >>> from openbnns.blocks import Dense, Embedding
+        >>> network = openbnns.Network([Embedding(10, 4), Dense(2)], input=(3,))
+        >>> network.predict(np.array([[7, 7, 1]])).shape
+        (1, 2)
+    """
+
+    entries: int
+    width: int
+    scale: float = 0.02
+
+    needs_input = False  # the numbers are kept as such
+    needs_output = False
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        if not 1 <= self.entries <= _WHOLE or self.width < 1:
+            raise LayerCreationError(
+                f"[Embedding] entries, width: expected 1 to {_WHOLE} vectors of at least one "
+                f"value; got {self.entries}, {self.width}"
+            )
+        table = random.normal(0, self.scale, (self.entries, self.width)).astype(np.float32)
+        self.parameters = {"table": table}
+        self._shape = shape
+        return (*shape, self.width)
+
+    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+        return {"numbers": ((batch, *self._shape), "int64")}
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        if x.size and not (x.min() > -0.5 and x.max() < self.entries - 0.5):  # nor for NaN
+            raise ArrayError(
+                f"[Embedding] x: expected numbers from 0 to {self.entries - 1}; "
+                f"got {x.min():g} to {x.max():g}"
+            )
+        numbers = rooms.get("numbers")
+        if numbers is None:
+            numbers = np.empty(x.shape, np.int64)
+        np.rint(x, out=numbers, casting="unsafe")
+        np.take(self.parameters["table"], numbers, axis=0, out=y, mode="clip")
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if "table" in gradients:
+            numbers = rooms["numbers"].reshape(-1)
+            order = np.argsort(numbers, kind="stable")
+            found, starts = np.unique(numbers[order], return_index=True)
+            rows = grad_output.reshape(-1, self.width)[order]
+            gradients["table"][...] = 0
+            gradients["table"][found] = np.add.reduceat(rows, starts, axis=0)
+        if input_gradient is not None:
+            input_gradient[...] = 0
+
+
+_WHOLE = 1 << 24  # float32 knows all whole numbers up to here
+
+
+@dataclasses.dataclass(eq=False)
+class Position(Block):
+    """A learned array of a sample's shape, added to every sample: where in it a value stands.
+
+    Args:
+        scale: standard deviation of its first values.
+    """
+
+    scale: float = 0.02
+
+    needs_input = False
+    needs_output = False
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self.parameters = {"table": random.normal(0, self.scale, shape).astype(np.float32)}
+        return shape
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        np.add(x, self.parameters["table"], out=y)
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if "table" in gradients:
+            np.sum(grad_output, axis=0, out=gradients["table"])
+        if input_gradient is not None:
+            input_gradient[...] = grad_output
+
+
+@dataclasses.dataclass(eq=False)
+class Attention(Block):
+    """Attention of a sequence to itself: (length, width) → (length, width).
+
+    Args:
+        heads: their number, a divisor of the width.
+        causal: each row sees itself and those before it.
+        bias: whether the four projections have one.
+        initializer: of the weights, see ``initial``.
+
+    See also: ``MultiheadAttention``, which has more: other keys and values, masks, dropout.
+    """
+
+    heads: int
+    causal: bool = False
+    bias: bool = True
+    initializer: Initializer = "xavier"
+
+    needs_output = False
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        if len(shape) != 2 or self.heads < 1 or shape[1] % self.heads:
+            raise LayerCreationError(
+                "[Attention] input: expected samples (length, width) with a width that "
+                f"{self.heads} heads divide; got {shape}"
+            )
+        width = shape[1]
+        part = width // self.heads
+        self.parameters = {}
+        for word in _PROJECTIONS:
+            outer = (width,) if word == "output" else (self.heads, part)
+            weights = initial(self.initializer, (width, width), random)
+            self.parameters[f"{word}_weights"] = weights.reshape(*outer, width)
+            if self.bias:
+                self.parameters[f"{word}_bias"] = np.zeros(outer, np.float32)
+        query, key, value, output = (
+            Projection(self.parameters[f"{word}_weights"], self.parameters.get(f"{word}_bias"))
+            for word in _PROJECTIONS
+        )
+        self._layer = MultiheadAttention(
+            query, key, value, output, lengths=shape[0], causal=self.causal
+        )
+        return shape
+
+    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+        return {"cache": ((-(-self._layer.cache_bytes(batch) // 8),), "uint64")}
+
+    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+        self._layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        targets = {name.replace("_", "."): array for name, array in gradients.items()}
+        if input_gradient is not None:  # one array for three inputs receives the sum
+            targets |= {f"{word}.input": input_gradient for word in _PROJECTIONS[:3]}
+        self._layer.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
+
+
+_PROJECTIONS = ("query", "key", "value", "output")
+
+
+def _cache(rooms: Rooms) -> AttentionCache:
+    cache = AttentionCache()
+    cache._memory = rooms["cache"]
+    return cache
+
+
+# ---- without numbers of their own ----
+
+
 @dataclasses.dataclass(eq=False)
 class Flatten(Block):
     """Samples of one axis: (C, H, W) → (C·H·W,). Costs nothing: the same memory."""
@@ -562,3 +758,30 @@ class Branch(Block):
         for path in self.paths:
             for block in path:
                 block.close()
+
+
+@dataclasses.dataclass(eq=False, init=False)
+class Rows(Block):
+    """Blocks that see each row of a sample as a sample: (rows, …) → (rows, …). Costs nothing.
+
+    At the end of a network the loss, too, is that of rows: class numbers are (N, rows) then.
+
+    Args:
+        blocks: one after the other.
+
+    Examples:
+        >>> import openbnns
+        >>> from openbnns.blocks import Dense, Rows
+        >>> network = openbnns.Network([Rows(Dense(4, "gelu"), Dense(2))], input=(10, 3))
+        >>> network.output_shape, network.parameters()["dense_1.weights"].shape
+        ((10, 2), (4, 3))
+    """
+
+    blocks: tuple[Block, ...]
+
+    def __init__(self, *blocks: Block) -> None:
+        self.blocks = blocks
+
+    def close(self) -> None:
+        for block in self.blocks:
+            block.close()

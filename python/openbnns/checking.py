@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ._errors import ArrayError
-from .blocks import Activate, Block, Branch, Convolution, Dense, Normalize, Pool
+from .blocks import (
+    Activate,
+    Attention,
+    Block,
+    Branch,
+    Convolution,
+    Dense,
+    Normalize,
+    Pool,
+    Position,
+    Rows,
+)
 from .network import Network
 from .normalization import Normalization
 
@@ -18,6 +29,7 @@ __all__ = ["GradientReport", "check_all", "check_gradients"]
 
 _IMAGES = (4, 3, 9, 8)
 _ROWS = (6, 8)
+_SEQUENCES = (3, 5, 8)
 
 
 def check_all() -> dict[str, GradientReport]:
@@ -39,6 +51,10 @@ def check_all() -> dict[str, GradientReport]:
         "instance norm": (_IMAGES, [Normalize("instance")]),
         "layer norm": (_ROWS, [Normalize("layer")]),
         "group norm": (_IMAGES, [Normalize(Normalization.group(3))]),
+        "attention": (_SEQUENCES, [Attention(2)]),
+        "attention, causal": (_SEQUENCES, [Attention(4, causal=True)]),
+        "positions": (_SEQUENCES, [Position()]),
+        "rows": (_SEQUENCES, [Rows(Normalize("layer"), Dense(4, "gelu"))]),
         "branches, added": (_ROWS, [Branch([Dense(8, "tanh")], [])]),
         "branches, side by side": (_ROWS, [Branch([Dense(3)], [], join="concatenate")]),
     }  # fmt: skip

@@ -23,8 +23,8 @@ from ._errors import (
     LayerCreationError,
     TrainingError,
 )
-from ._plan import Fork, Plan, Stage
-from .blocks import Block, Branch, Flatten, Shape
+from ._plan import Each, Fork, Plan, Stage
+from .blocks import Block, Branch, Flatten, Rows, Shape
 from .io import load_checkpoint, save_checkpoint
 from .loss import Loss, LossLayer, LossLike
 from .optim import AdamOptimizer, Optimizer
@@ -87,7 +87,7 @@ class Network:
         self.seed = seed
         self.steps = 0
         self._input_shape: Shape | None = None
-        self._stages: list[Stage | Fork] = []
+        self._stages: list[Stage | Fork | Each] = []
         self._frozen: set[str] = set()
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
         if input is not None:
@@ -100,8 +100,12 @@ class Network:
         self._stages = _Builder(self.seed).sequence(self.blocks, shape)
         if not any(not isinstance(stage.block, Flatten) for stage in self._each()):
             raise LayerCreationError("[Network] blocks: expected one that computes; got none")
-        self._output_shape = self._stages[-1].output
-        self._loss_layer = LossLayer(self.loss, input=self._output_shape)
+        last = self._stages[-1]
+        self._output_shape = last.output
+        # what the loss calls a sample: a result, or each row of one
+        self._rows = last.rows if isinstance(last, Each) else None
+        compared = self._output_shape[1:] if isinstance(last, Each) else self._output_shape
+        self._loss_layer = LossLayer(self.loss, input=compared)
         self._loss_value = np.zeros((), np.float32)
         self._rebind()
 
@@ -115,12 +119,14 @@ class Network:
             self._bound = self.optimizer.bind(list(trained.values()))
         self._plans.clear()
 
-    def _each(self, stages: list[Stage | Fork] | None = None) -> Iterator[Stage]:
+    def _each(self, stages: list[Stage | Fork | Each] | None = None) -> Iterator[Stage]:
         """Every block with its name, in order."""
         for stage in self._stages if stages is None else stages:
             if isinstance(stage, Fork):
                 for path in stage.paths:
                     yield from self._each(path)
+            elif isinstance(stage, Each):
+                yield from self._each(stage.stages)
             else:
                 yield stage
 
@@ -142,7 +148,15 @@ class Network:
                 self._stages, self._input_shape, batch,
                 self._gradients_of if training else None, input_gradient,
             )  # fmt: skip
+            plan.results = self._compared(plan.output)
+            if training:
+                plan.results_gradient = self._compared(plan.output_gradient)
         return plan
+
+    def _compared(self, results: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Results as the loss sees them: (samples, *shape of one)."""
+        samples = len(results) * (self._rows or 1)
+        return results.reshape(samples, *self._loss_layer.input_spec.shape)
 
     def _gradients_of(self, block: str) -> dict[str, npt.NDArray[Any]]:
         start = len(block) + 1
@@ -311,8 +325,9 @@ class Network:
 
         Args:
             x: (N, *input shape), of any type that becomes float32.
-            labels: of the result's shape; class numbers (N,) for losses that compare classes.
-            weights: of the samples, (N,), or None.
+            labels: of the result's shape; class numbers (N,) for losses that compare classes, and
+                (N, rows) behind ``Rows``.
+            weights: of the samples, (N,), or None; behind ``Rows`` also (N, rows).
             micro_batches: cut the batch in so many equal parts and add their gradients up: the
                 same step, less memory. Batch norms see the parts.
 
@@ -394,7 +409,7 @@ class Network:
             ``{"loss": …}``, and ``"accuracy"`` for softmax and categorical cross-entropy.
         """
         x, y = _training.pair_of("x, y", x, y)
-        results = self.predict(x, batch_size=batch_size)
+        results = self._compared(self.predict(x, batch_size=batch_size))
         labels = self._labels(results, y)
         found = {"loss": float(self._loss_layer.apply(results, labels))}
         if self.loss.name in ("softmax_cross_entropy", "categorical_cross_entropy"):
@@ -499,6 +514,8 @@ class Network:
     def _labels(self, results: npt.NDArray[Any], labels: Array) -> npt.NDArray[Any]:
         """Labels as the loss takes them: class numbers, or float32 of the result's shape."""
         array = labels if isinstance(labels, np.ndarray) else np.asarray(labels)
+        if self._rows is not None and array.ndim == 2 and array.size == len(results):
+            array = array.reshape(-1)
         if array.dtype.kind in "iu" and array.ndim == 1 and self.loss.is_per_sample:
             return array
         if array.dtype != _FLOAT32:
@@ -513,15 +530,24 @@ class Network:
         """The loss of a batch, its gradients in place."""
         plan = self._load(x, training=True)
         plan.forward()
+        if self._rows is not None and weights is not None:
+            weights = self._row_weights(np.asarray(weights), self._rows)
         self._loss_layer.apply(
-            plan.output, self._labels(plan.output, labels), weights=weights,
-            input_gradient=plan.output_gradient, out=self._loss_value,
+            plan.results, self._labels(plan.results, labels), weights=weights,
+            input_gradient=plan.results_gradient, out=self._loss_value,
         )  # fmt: skip
         loss = float(self._loss_value)
         if not np.isfinite(loss):
             raise self._not_finite(x, labels, loss)
         plan.backward()
         return loss
+
+    @staticmethod
+    def _row_weights(weights: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+        """One for all, or one for each row of weights of samples (N,) or rows (N, rows)."""
+        if weights.ndim == 0:
+            return weights.astype(np.float32)
+        return np.repeat(weights, rows) if weights.ndim == 1 else weights.reshape(-1)
 
     def _add_up(self, x: Array, labels: Array, weights: Any, parts: int) -> float:
         samples, given = _training.pair_of("x, labels", x, labels)
@@ -552,7 +578,7 @@ class Network:
                 where = "the data" if name == "input" else f"the result of {name}"
                 break
         else:
-            if not np.isfinite(self._labels(plan.output, labels)).all():
+            if not np.isfinite(self._labels(plan.results, labels)).all():
                 where = "the labels"
         return TrainingError(
             f"[Network] step {self.steps + 1}: expected a finite loss; got {loss}, "
@@ -568,8 +594,8 @@ class _Builder:
         self._counts: dict[str, int] = {}
         self._seen: list[Block] = []
 
-    def sequence(self, blocks: Sequence[Block], shape: Shape) -> list[Stage | Fork]:
-        stages: list[Stage | Fork] = []
+    def sequence(self, blocks: Sequence[Block], shape: Shape) -> list[Stage | Fork | Each]:
+        stages: list[Stage | Fork | Each] = []
         for given in blocks:
             if not isinstance(given, Block):
                 raise LayerCreationError(
@@ -583,6 +609,8 @@ class _Builder:
             self._seen.append(given)
             if isinstance(given, Branch):
                 stages.append(self._fork(given, shape))
+            elif isinstance(given, Rows):
+                stages.append(self._each(given, shape))
             else:
                 stages += self._stages(given, shape)
             shape = stages[-1].output if stages else shape
@@ -615,6 +643,16 @@ class _Builder:
             output = (sum(end[0] for end in ends), *ends[0][1:])
         return Fork(name, paths, branch.join, output)
 
+    def _each(self, rows: Rows, shape: Shape) -> Each:
+        name = self._name(rows)
+        if len(shape) < 2:
+            raise LayerCreationError(
+                f"[Network] {name}: expected samples of at least two axes, (rows, …); got {shape}"
+            )
+        stages = self.sequence(rows.blocks, shape[1:])
+        inner = stages[-1].output if stages else shape[1:]
+        return Each(name, stages, shape[0], (shape[0], *inner))
+
     def _name(self, block: Block) -> str:
         word = type(block).__name__.lower()
         if isinstance(block, Flatten):
@@ -624,11 +662,13 @@ class _Builder:
 
 
 def _described(blocks: Sequence[Block]) -> list[dict[str, Any]]:
-    described = []
+    described: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, Branch):
             paths = [_described(path) for path in block.paths]
             described.append({"block": "Branch", "join": block.join, "paths": paths})
+        elif isinstance(block, Rows):
+            described.append({"block": "Rows", "blocks": _described(block.blocks)})
         else:
             described.append({"block": type(block).__name__, **block.describe()})
     return described
@@ -637,11 +677,14 @@ def _described(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 def _parsed(described: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = []
     for entry in described:
-        given = {k: _tuples(v) for k, v in entry.items() if k not in ("block", "paths")}
+        given = {k: _tuples(v) for k, v in entry.items() if k not in ("block", "blocks", "paths")}
         word = entry["block"]
         if word == "Branch":
             paths = [_parsed(path, known) for path in entry["paths"]]
             blocks.append(Branch(*paths, join=given["join"]))
+            continue
+        if word == "Rows":
+            blocks.append(Rows(*_parsed(entry["blocks"], known)))
             continue
         kind = known.get(word) or (getattr(_blocks, word) if word in _blocks.__all__ else None)
         if kind is None:

@@ -1,24 +1,28 @@
 """Networks of this library inside PyTorch programs, and weights both ways. Imports PyTorch.
 
 ``Module`` is a ``torch.nn.Module``: its parameters are PyTorch's and this library's at once, the
-same memory, so any PyTorch optimizer trains it, and it sits beside ``torch.nn`` layers.
+same memory, so any PyTorch optimizer trains it, and it sits beside ``torch.nn`` layers. ``apply``
+is a single layer, of any number of inputs, as a function that autograd differentiates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from ._errors import ArrayError, LayerApplyError, LayerCreationError
-from .blocks import Activate, Block, Convolution, Dense, Flatten, Normalize, Pool
+from ._layer import Layer
+from .attention import MultiheadAttention
+from .blocks import Activate, Block, Convolution, Dense, Embedding, Flatten, Normalize, Pool
 from .loss import LossLayer, LossLike
 from .network import Network
 from .normalization import Normalization
 
-__all__ = ["Loss", "Module", "from_torch", "to_torch"]
+__all__ = ["Loss", "Module", "apply", "from_torch", "to_torch"]
 
 
 class _Run(torch.autograd.Function):  # type: ignore[misc]
@@ -95,9 +99,10 @@ class Module(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(name.replace(".", "_"), tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The result for a batch (N, *input shape), float32 on the CPU."""
+        """The result for a batch (N, *input shape): float32 on the CPU, or numbers of entries."""
         self._check()
-        if x.dtype != torch.float32 or x.device.type != "cpu":
+        has_numbers = not (x.dtype.is_floating_point or x.dtype.is_complex)
+        if (x.dtype != torch.float32 and not has_numbers) or x.device.type != "cpu":
             raise ArrayError(
                 f"[openbnns.torch.Module] x: expected float32 on the CPU; got {x.dtype} on "
                 f"{x.device}"
@@ -159,6 +164,79 @@ class _Loss(torch.autograd.Function):  # type: ignore[misc]
         return None, ctx.saved_tensors[0] * grad_outputs[0], None
 
 
+def apply(
+    layer: Layer, *inputs: torch.Tensor, parameters: Mapping[str, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """A layer's result for tensors, with autograd's gradients from ``apply_backward``.
+
+    Args:
+        layer: any but normalizations and fused layers, which keep something of their last call;
+            ``Module`` has those. It stays open until the gradients are had.
+        inputs: as many tensors on the CPU as the layer has inputs, each with its batch.
+        parameters: tensors whose memory the layer reads (``tensor.detach().numpy()`` was given to
+            it), by the names of their gradients: ``"weights"``, ``"bias"``, for attention
+            ``"query.weights"``. Without them parameters are constants.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ArrayError: a tensor does not fit, or the layer has no gradient of a name.
+        LayerApplyError: the layer is one of those that keep something, or it is closed.
+
+    Examples:
+        >>> import openbnns, torch
+        >>> from openbnns.torch import apply
+        >>> layer = openbnns.BroadcastMatrixMultiplyLayer(input_a=(2, 3), input_b=(3, 1))
+        >>> a, b = torch.ones(1, 2, 3, requires_grad=True), torch.ones(1, 3, 1)
+        >>> apply(layer, a, b).sum().backward()
+        >>> a.grad.shape
+        torch.Size([1, 2, 3])
+    """
+    if "training" in inspect.signature(layer.apply).parameters:  # type: ignore[attr-defined]
+        raise LayerApplyError(
+            "[openbnns.torch.apply] layer: expected one that keeps nothing of a call; got "
+            f"{type(layer).__name__}, which openbnns.torch.Module has"
+        )
+    named = dict(parameters or {})
+    return _Apply.apply(layer, len(inputs), tuple(named), *inputs, *named.values())
+
+
+class _Apply(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, layer: Any, count: int, names: tuple[str, ...], *tensors: torch.Tensor
+    ) -> Any:
+        y = torch.from_numpy(layer.apply(*(_array(tensor) for tensor in tensors[:count])))
+        ctx.layer, ctx.names = layer, names
+        ctx.save_for_backward(*tensors[:count], y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        *inputs, y = (_array(tensor) for tensor in ctx.saved_tensors)
+        grad = _array(grad_outputs[0])
+        if isinstance(ctx.layer, MultiheadAttention):
+            wanted = [f"{word}.input" for word in ("query", "key", "value")] + list(ctx.names)
+            given = ctx.layer.apply_backward(*inputs, grad, gradients=wanted)
+            found = [_attribute(ctx.layer, given, name) for name in wanted]
+        else:
+            given = ctx.layer.apply_backward(*inputs, y, grad)
+            found = [*given[: len(inputs)], *(_attribute(ctx.layer, given, n) for n in ctx.names)]
+        return None, None, None, *(None if a is None else torch.from_numpy(a) for a in found)
+
+
+def _attribute(layer: Any, gradients: Any, name: str) -> Any:
+    for word in name.split("."):
+        if not hasattr(gradients, word):
+            raise ArrayError(
+                f"[openbnns.torch.apply] parameters: expected names that {type(layer).__name__} "
+                f"has gradients of; got {name}"
+            )
+        gradients = getattr(gradients, word)
+    return gradients
+
+
 def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
 
@@ -175,8 +253,9 @@ def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
     """A network with the layers and the weights of a PyTorch module.
 
     Args:
-        module: ``Linear``, ``Conv2d``, batch, layer and group norms, max and average pooling,
-            ``ReLU``, ``Sigmoid``, ``Tanh``, ``SiLU``, ``GELU``, ``Flatten``, or a ``Sequential``.
+        module: ``Linear``, ``Conv2d``, ``Embedding``, batch, layer and group norms, max and average
+            pooling, ``ReLU``, ``Sigmoid``, ``Tanh``, ``SiLU``, ``GELU``, ``Flatten``, or a
+            ``Sequential``.
         input: shape of one sample.
 
     Returns:
@@ -218,21 +297,21 @@ def to_torch(network: Network) -> torch.nn.Sequential:
     """
     layers: list[torch.nn.Module] = []
     for stage in network._stages:
-        block = getattr(stage, "block", None)
+        block: Any = getattr(stage, "block", stage)
         made = _layers_of(block, getattr(stage, "input", ()))
-        if block is not None:
-            for ours, theirs in _pairs(block):
-                owner = next((layer for layer in made if getattr(layer, theirs, None) is not None
-                              and ours in _OWNED[_kind(layer)]), None)  # fmt: skip
-                source = {**block.parameters, **block.statistics}.get(ours)
-                if owner is not None and source is not None:
-                    getattr(owner, theirs).data.copy_(torch.from_numpy(source))
+        for ours, theirs in _pairs(block):
+            owner = next((layer for layer in made if getattr(layer, theirs, None) is not None
+                          and ours in _OWNED[_kind(layer)]), None)  # fmt: skip
+            source = {**block.parameters, **block.statistics}.get(ours)
+            if owner is not None and source is not None:
+                getattr(owner, theirs).data.copy_(torch.from_numpy(source))
         layers += made
     return torch.nn.Sequential(*layers)
 
 
 _OWNED = {
     "weighted": ("weights", "bias"),
+    "embedding": ("table",),
     "norm": ("beta", "gamma", "moving_mean", "moving_variance"),
     "other": (),
 }
@@ -241,6 +320,8 @@ _OWNED = {
 def _kind(layer: torch.nn.Module) -> str:
     if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
         return "weighted"
+    if isinstance(layer, torch.nn.Embedding):
+        return "embedding"
     return "norm" if hasattr(layer, "eps") else "other"
 
 
@@ -252,6 +333,8 @@ def _pairs(block: Block) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if isinstance(block, (Dense, Convolution)):
         pairs = [("weights", "weight"), ("bias", "bias"), *pairs]
+    if isinstance(block, Embedding):
+        pairs = [("table", "weight")]
     known = {**block.parameters, **block.statistics}
     return [pair for pair in pairs if pair[0] in known]
 
@@ -281,6 +364,8 @@ def _block_of(layer: Any) -> Block:
         return Pool("max", layer.kernel_size, layer.stride, layer.padding)
     if isinstance(layer, nn.AvgPool2d) and not layer.ceil_mode and layer.count_include_pad:
         return Pool("average", layer.kernel_size, layer.stride, layer.padding)
+    if isinstance(layer, nn.Embedding) and layer.max_norm is None and layer.padding_idx is None:
+        return Embedding(layer.num_embeddings, layer.embedding_dim)
     if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
         return Flatten()
     if type(layer) in _ACTIVATIONS and getattr(layer, "approximate", "none") == "none":
@@ -288,7 +373,7 @@ def _block_of(layer: Any) -> Block:
     raise LayerCreationError(f"[from_torch] module: expected a layer that has a block; got {layer}")
 
 
-def _layers_of(block: Block | None, shape: tuple[int, ...]) -> list[torch.nn.Module]:
+def _layers_of(block: Any, shape: tuple[int, ...]) -> list[torch.nn.Module]:
     nn = torch.nn
     made: list[torch.nn.Module] = []
     if isinstance(block, Dense):
@@ -305,6 +390,8 @@ def _layers_of(block: Block | None, shape: tuple[int, ...]) -> list[torch.nn.Mod
     elif isinstance(block, Pool) and block.kind in ("max", "average"):
         kind = nn.MaxPool2d if block.kind == "max" else nn.AvgPool2d
         made = [kind(block.kernel_size, block.stride, block.padding)]
+    elif isinstance(block, Embedding):
+        return [nn.Embedding(block.entries, block.width)]
     elif isinstance(block, Flatten):
         return [nn.Flatten()]
     elif not isinstance(block, Activate):

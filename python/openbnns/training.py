@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import math
@@ -10,7 +11,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -129,6 +130,9 @@ class History:
 class Callback:
     """What ``fit`` calls on its way; derive from it and give what you need."""
 
+    def on_start(self, network: Network) -> None:
+        """Before the first step; the network is built."""
+
     def on_step(self, network: Network, step: int, loss: float) -> None:
         """After each step; steps count from 1."""
 
@@ -170,7 +174,8 @@ class EarlyStopping(Callback):
 
 
 class Checkpoint(Callback):
-    """Saves the network and its optimizer's state after every epoch, and every so many steps.
+    """Saves the network and its optimizer's state before the first step, after every epoch, and
+    every so many steps.
 
     The file is always whole: a run that is stopped in between, by Ctrl-C or otherwise, leaves the
     last one. ``Network.load(path, optimizer=…)`` goes on from there.
@@ -182,6 +187,9 @@ class Checkpoint(Callback):
 
     def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
         self.path, self.every = path, every
+
+    def on_start(self, network: Network) -> None:
+        network.save(self.path, optimizer=True)
 
     def on_step(self, network: Network, step: int, loss: float) -> None:
         if self.every is not None and step % self.every == 0:
@@ -199,7 +207,7 @@ def batches(
     y: npt.NDArray[Any],
     size: int,
     random: np.random.Generator | None,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     """Arrays in batches of ``size``, the last one maybe smaller; shuffled if there is a generator.
 
     Large batches are gathered by a thread while others are trained on.
@@ -218,7 +226,7 @@ def batches(
     return ahead(made) if large else made
 
 
-def ahead(made: Iterator[Batch]) -> Iterator[Batch]:
+def ahead(made: Iterator[Batch]) -> Generator[Batch, None, None]:
     """The same batches, made by a thread some steps ahead. Its exceptions appear here."""
     ready: queue.Queue[Any] = queue.Queue(_AHEAD)
     stop = threading.Event()
@@ -293,20 +301,27 @@ def fit(
         for epoch in range(epochs):
             start, total, samples = time.perf_counter(), 0.0, 0
             generator = np.random.default_rng((seed, network.steps)) if shuffle else None
-            made = batches(x, y, batch_size, generator) if y is not None else iter(_fresh(x))
-            for number, (inputs, labels) in enumerate(made, 1):
-                if learning_rate is not None:
-                    network.optimizer.learning_rate = learning_rate(network.steps)
-                given = None if weights is None else _sample_weights(labels, weights)
-                loss = network.train_step(
-                    inputs, labels, weights=given, micro_batches=micro_batches
-                )
-                history.losses.append(loss)
-                total += loss * len(inputs)
-                samples += len(inputs)
-                bar.step(epoch, number, loss)
-                for listener in listeners:
-                    listener.on_step(network, network.steps, loss)
+            with _epoch(x, y, batch_size, generator) as made:
+                for number, (inputs, labels) in enumerate(made, 1):
+                    if epoch == 0 and number == 1:
+                        network._see(np.asarray(inputs))
+                        for listener in listeners:
+                            listener.on_start(network)
+                    if learning_rate is not None:
+                        network.optimizer.learning_rate = learning_rate(network.steps)
+                    given = None
+                    if weights is not None:
+                        has_numbers = labels.ndim == len(network.output_shape)
+                        given = _sample_weights(labels, weights, has_numbers)
+                    loss = network.train_step(
+                        inputs, labels, weights=given, micro_batches=micro_batches
+                    )
+                    history.losses.append(loss)
+                    total += loss * len(inputs)
+                    samples += len(inputs)
+                    bar.step(epoch, number, loss)
+                    for listener in listeners:
+                        listener.on_step(network, network.steps, loss)
             if samples == 0:
                 raise ArrayError("[Network.fit] x: expected at least one batch; got none")
             row = {"epoch": epoch + 1, "loss": total / samples}
@@ -323,9 +338,17 @@ def fit(
     return history
 
 
-def _fresh(source: Any) -> Iterable[Batch]:
-    """Batches for one more epoch: a function is called, an iterable begun again."""
-    return source() if callable(source) else source  # type: ignore[no-any-return]
+@contextlib.contextmanager
+def _epoch(
+    x: Any, y: Any, size: int, random: np.random.Generator | None
+) -> Iterator[Iterator[Batch]]:
+    """Batches for one more epoch. Of the caller: a function is called, an iterable begun again.
+    Our own end here, with the thread that makes them, however the epoch ends."""
+    if y is None:
+        yield iter(x() if callable(x) else x)
+        return
+    with contextlib.closing(batches(x, y, size, random)) as made:
+        yield made
 
 
 def pair_of(what: str, x: Any, y: Any) -> Batch:
@@ -358,10 +381,10 @@ def _hold_out(
 
 
 def _sample_weights(
-    labels: npt.NDArray[Any], class_weights: npt.NDArray[Any]
+    labels: npt.NDArray[Any], class_weights: npt.NDArray[Any], has_numbers: bool
 ) -> npt.NDArray[np.float32]:
-    """The weight of each sample's class."""
-    classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
+    """The weight of each class number, or of each row of zeros and ones."""
+    classes = labels if has_numbers else labels.argmax(axis=-1)
     return np.asarray(class_weights[classes], np.float32)
 
 

@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <mutex>
 #include <new>
 
@@ -108,6 +109,44 @@ class Place {
 #endif
 };
 
+// ---- callers ----
+
+// Threads of the caller that compute at the same time share the cores: a call leaves one of the library's threads to
+// each other thread that is in a call, or was a moment ago. Without this, two threads that train a network each would
+// keep three busy on two cores.
+class Callers {
+ public:
+  // The calling thread is in a call from now on; returns how many others are.
+  size_t enter() {
+    const size_t mine = number() % kSlots;
+    busy_until_[mine].store(std::numeric_limits<int64_t>::max(), std::memory_order_relaxed);
+    if (threads_seen.load(std::memory_order_relaxed) < 2) [[likely]] return 0;
+    const int64_t now = clock();
+    size_t others = 0;
+    for (size_t slot = 0; slot < kSlots; ++slot)
+      others += slot != mine && busy_until_[slot].load(std::memory_order_relaxed) > now;
+    return others;
+  }
+
+  void leave() {
+    const bool is_alone = threads_seen.load(std::memory_order_relaxed) < 2;
+    busy_until_[number() % kSlots].store(is_alone ? 0 : clock() + kMoment, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr size_t kSlots = 16;  // threads beyond them are seen as one with another
+  static constexpr int64_t kMoment = 2'000'000;  // ns: Python between two calls of a training step
+
+  static int64_t clock() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+  static size_t number() {
+    thread_local const size_t mine = threads_seen.fetch_add(1, std::memory_order_relaxed);
+    return mine;
+  }
+
+  static inline std::atomic<size_t> threads_seen{0};
+  std::atomic<int64_t> busy_until_[kSlots] = {};
+};
+
 // ---- pieces ----
 
 // Every thread of a call has a share of its pieces, a run of neighbours, and takes them in order; then it takes what is
@@ -134,6 +173,8 @@ struct Pool {
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
   std::atomic<int> core{kNoCore};  // where the caller was when it began
+
+  Callers callers;
 
   std::mutex owner;               // held by the thread whose call this is
   uint64_t call = 0;              // guarded by owner
@@ -315,12 +356,19 @@ size_t threads_for(size_t limit) {
 
 void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void* context) {
   if (pieces > 1 && threads > 1 && pieces < kClosed && !inside) {
-    Pool* all = pool();
-    if (all && all->owner.try_lock()) {
+    if (Pool* all = pool()) {
+      const size_t others = all->callers.enter();
+      size_t ours = std::min(threads, pieces);
+      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads()));
       inside = true;
-      all->run(pieces, std::min(threads, pieces), body, context);
+      if (ours > 1 && all->owner.try_lock()) {
+        all->run(pieces, ours, body, context);
+        all->owner.unlock();
+      } else {
+        for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
+      }
       inside = false;
-      all->owner.unlock();
+      all->callers.leave();
       return;
     }
   }

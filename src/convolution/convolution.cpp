@@ -32,19 +32,20 @@ constexpr size_t kLongestRow = size_t{1} << 16;      // of a softmax, which need
 
 // ---- choice ----
 
-constexpr const ForwardAlgorithm* kForward[] = {&winograd_forward, &depthwise_forward, &narrow_forward,
-                                                &direct_forward, &reference_forward};
+constexpr const ForwardAlgorithm* kForward[] = {&winograd_forward, &winograd_strided_forward, &depthwise_forward,
+                                                &narrow_forward, &direct_forward, &reference_forward};
 constexpr const InputGradientAlgorithm* kInputGradient[] = {
-    &winograd_input_gradient, &depthwise_input_gradient, &narrow_input_gradient, &direct_input_gradient,
-    &reference_input_gradient};
+    &winograd_input_gradient, &winograd_strided_input_gradient, &depthwise_input_gradient, &narrow_input_gradient,
+    &direct_input_gradient,   &reference_input_gradient};
 constexpr const WeightGradientAlgorithm* kWeightGradient[] = {
-    &winograd_weight_gradient, &depthwise_weight_gradient, &narrow_weight_gradient, &direct_weight_gradient,
-    &reference_weight_gradient};
+    &winograd_weight_gradient, &winograd_strided_weight_gradient, &depthwise_weight_gradient, &narrow_weight_gradient,
+    &direct_weight_gradient,   &reference_weight_gradient};
+constexpr size_t kWinograds = 2;  // first in every list
 
-// The first that fits; Winograd is first in every list, the reference last, which always fits.
+// The first that fits; the reference is last, which always fits.
 template <class Algorithm, size_t n>
 const Algorithm* first_that_fits(const Algorithm* const (&list)[n], const Problem& problem, bool winograd) {
-  size_t i = winograd ? 0 : 1;
+  size_t i = winograd ? 0 : kWinograds;
   while (i + 1 < n && !list[i]->fits(problem)) ++i;
   return list[i];
 }

@@ -105,6 +105,12 @@ extern const ForwardAlgorithm winograd_forward;
 extern const InputGradientAlgorithm winograd_input_gradient;
 extern const WeightGradientAlgorithm winograd_weight_gradient;
 
+// winograd_strided.cpp: 3 or 4 taps on each axis, stride 2, no dilation, one group, enough channels. A value may reach
+// all of the tiles of 4x4 outputs (in dx: 8x8) that have it in their windows; the same switch.
+extern const ForwardAlgorithm winograd_strided_forward;
+extern const InputGradientAlgorithm winograd_strided_input_gradient;
+extern const WeightGradientAlgorithm winograd_strided_weight_gradient;
+
 // depthwise.cpp: G = C = O (and O = m·C)
 extern const ForwardAlgorithm depthwise_forward;
 extern const InputGradientAlgorithm depthwise_input_gradient;

@@ -214,9 +214,9 @@ size_t taps_in(const Problem& s) { return s.in_channels * as_size(s.x.kernel * s
 size_t moments_of(const Problem& s) { return taps_in(s) * (taps_in(s) + 1); }
 size_t masked_of(const Problem& s) { return s.out_channels * (taps_in(s) + 1); }
 
-// float64 sums may be long: only as many parts as give some threads enough to do.
+// float64 sums may be long: only as many parts as give some threads enough to do, and an even number of them.
 size_t moment_segments(const Problem& s) {
-  const size_t parts = s.batch * as_size(s.x.out * s.y.out) / kMomentPixels;
+  const size_t parts = (s.batch * as_size(s.x.out * s.y.out) / kMomentPixels + 1) / 2 * 2;
   return std::min(std::clamp<size_t>(parts, 2, kMostMomentSegments), s.batch);
 }
 

@@ -1,25 +1,18 @@
 // Convolution of few input channels, the bench: compiled once per target. Assumes a checked call and a plan that fits.
 // Letters, the stage and g as in narrow.h.
-#include "convolution/narrow.h"
-
-#include "convolution/rows.h"
+#include "convolution/narrow_stage.h"
 
 namespace obn::OBN_TARGET::convolution::narrow {
 
 using obn::convolution::Forward;
 using obn::convolution::InputGradient;
 using obn::convolution::Places;
-using obn::convolution::Planes;
 using obn::convolution::places_inside;
-using obn::convolution::Problem;
 using obn::convolution::WeightGradient;
 using obn::convolution::narrow::Kernels;
-using obn::convolution::narrow::kMostTaps;
 using obn::convolution::narrow::Masked;
 using obn::convolution::narrow::NormInputGradient;
-using obn::convolution::narrow::Plan;
 using obn::convolution::narrow::Standardize;
-using obn::convolution::narrow::Taps;
 
 namespace {
 
@@ -35,12 +28,6 @@ constexpr size_t kWeightOutputs = 3, kWeightTaps = 9;
 #endif
 constexpr size_t kRowsAtOnce = 8;                // of dx, where columns must be joined
 constexpr size_t kStagedFloats = size_t{1} << 12;  // dw: samples that are staged together, half a first-level cache
-
-// The next part of `left` things cut into the fewest parts of at most `limit`, evenly.
-OBN_INLINE size_t next_part(size_t left, size_t limit) {
-  const size_t parts = (left + limit - 1) / limit;
-  return (left + parts - 1) / parts;
-}
 
 OBN_INLINE F load_some(const float* p, size_t values) { return values == kLanes ? load(p) : load_first(p, values); }
 OBN_INLINE F keep_where_positive(F mask, F v) { return mask > F{} ? v : F{}; }
@@ -109,10 +96,9 @@ OBN_INLINE void copy_rows(const float* from, size_t from_row, size_t stride, Ins
   for (size_t r = 0; r < rows; ++r) copy_shifted(from + r * from_row, stride, inside, columns, to + r * columns);
 }
 
-// The copies of one sample's x under rows [from, from + count) of y, in the order in which they lie: each may spill
-// into the next.
-void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, size_t from, size_t count,
-                 float* stage) {
+}  // namespace
+
+void stage_input(const Plan& plan, const Planes& x, size_t n, size_t from, size_t count, float* stage) {
   const Problem& s = plan.problem;
   const size_t q = as_size(s.x.out), rows = plan.stage_rows - plan.band + count, stride = as_size(s.y.stride);
   const size_t residues = least(stride, as_size(s.y.dilation * (s.y.kernel - 1)) + 1);
@@ -135,6 +121,8 @@ void stage_input(const Plan& plan, const obn::convolution::Planes& x, size_t n, 
     }
   }
 }
+
+namespace {
 
 // The same less the centre of each channel, where there is one.
 void stage_taps(const Plan& plan, const Taps& taps, size_t n, size_t from, size_t count, float* stage) {
@@ -546,53 +534,67 @@ struct Products {
   F* dz_sums;              // one per output
 };
 
-// n <= kLanes pixels of dz. Sums of it stay in memory: all registers have other work.
+// n <= kLanes pixels of dz. Sums of it stay in memory, where the compiler has to look for them: all registers have
+// other work.
 template <Dz kDz>
-OBN_INLINE F load_dz(const Products& s, const float* dz, const float* mask, size_t o, size_t n) {
-  F v = load_some(dz + o * s.dz_plane, n);
-  if (kDz == Dz::masked) v = keep_where_positive(load_some(mask + o * s.mask_plane, n), v);
-  if (kDz != Dz::given) s.dz_sums[o] += v;
+OBN_INLINE F load_dz(const float* dz, const float* mask, F* sum, size_t n) {
+  F v = load_some(dz, n);
+  if (kDz == Dz::masked) v = keep_where_positive(load_some(mask, n), v);
+  if (kDz != Dz::given) {
+    asm("" : "+m"(*sum));
+    *sum += v;
+  }
   return v;
 }
 
 // Lanes outside the run are zeros on both sides, so that nothing that lies there can reach a sum.
 template <size_t kOutputs, size_t kTaps, Dz kDz>
-void multiply(const Products& s) {
-  F sums[kOutputs][kTaps];
+void multiply(const Products& given) {
+  const Products s = given;  // a copy of its own: the compiler reads the other one again after every store
+  F sums[kOutputs][kTaps], dz_sums[kOutputs];
+  size_t at[kTaps];
+#pragma GCC unroll 16
+  for (size_t t = 0; t < kTaps; ++t) at[t] = s.at[t];
 #pragma GCC unroll 4
-  for (size_t o = 0; o < kOutputs; ++o)
+  for (size_t o = 0; o < kOutputs; ++o) {
+    dz_sums[o] = s.dz_sums[o];
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
+  }
   const float *dz = s.dz, *x = s.x, *mask = s.mask;
   for (size_t run = 0; run < s.runs; ++run, dz += s.dz_step, x += s.x_step, mask += s.mask_step) {
+    const auto load_all = [&](F (&gradient)[kOutputs], size_t p, size_t n) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+      for (size_t o = 0; o < kOutputs; ++o)
+        gradient[o] = load_dz<kDz>(dz + p + o * s.dz_plane, mask + p + o * s.mask_plane, &dz_sums[o], n);
+    };
+    F gradient[kOutputs];
     size_t p = 0;
     for (; p + kLanes <= s.n; p += kLanes) {
-      F gradient[kOutputs];
-#pragma GCC unroll 4
-      for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, kLanes);
+      load_all(gradient, p, kLanes);
 #pragma GCC unroll 16
       for (size_t t = 0; t < kTaps; ++t) {
-        const F pixels = held(load(x + s.at[t] + p));
+        const F pixels = held(load(x + at[t] + p));
 #pragma GCC unroll 4
         for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
       }
     }
     if (p == s.n) continue;
     const Keep keep = keep_lanes(0, s.n - p);
-    F gradient[kOutputs];
-#pragma GCC unroll 4
-    for (size_t o = 0; o < kOutputs; ++o) gradient[o] = load_dz<kDz>(s, dz + p, mask + p, o, s.n - p);
+    load_all(gradient, p, s.n - p);
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) {
-      const F pixels = load_kept(x + s.at[t] + p, keep);
+      const F pixels = load_kept(x + at[t] + p, keep);
 #pragma GCC unroll 4
       for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
     }
   }
 #pragma GCC unroll 4
-  for (size_t o = 0; o < kOutputs; ++o)
+  for (size_t o = 0; o < kOutputs; ++o) {
+    s.dz_sums[o] = dz_sums[o];
 #pragma GCC unroll 16
     for (size_t t = 0; t < kTaps; ++t) s.sums[o * s.sums_row + t] = sums[o][t];
+  }
 }
 
 template <size_t kTaps, Dz kDz>
@@ -737,213 +739,6 @@ void standardize(const Plan& plan, const Standardize& f, size_t first_unit, size
       o += now;
     }
   });
-}
-
-// ---- moments of the taps ----
-
-typedef double W __attribute__((vector_size(4 * kLanes)));  // one register
-constexpr size_t kWideLanes = kLanes / 2;
-
-OBN_INLINE W load_wide(const double* p) {
-  W v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-OBN_INLINE void store_wide(double* p, W v) { __builtin_memcpy(p, &v, sizeof v); }
-OBN_INLINE W widen_half(const float* p) {  // kWideLanes values
-#if defined(__AVX512F__)
-  return reinterpret_cast<W>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));  // of what follows gcc makes four instructions
-#else
-  typedef float Half __attribute__((vector_size(2 * kLanes)));
-  Half v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, W);
-#endif
-}
-
-// sums(s, t) += x(at_s(s) + p) · x(at_t(t) + p), lane by lane over n values, whole vectors
-struct TapProducts {
-  const double* x;
-  const size_t *at_s, *at_t;
-  W* sums;
-  size_t sums_row;
-  size_t n;
-};
-
-template <size_t kRows, size_t kTaps>
-void multiply_taps(const TapProducts& s) {
-  W sums[kRows][kTaps];
-#pragma GCC unroll 4
-  for (size_t i = 0; i < kRows; ++i)
-#pragma GCC unroll 16
-    for (size_t t = 0; t < kTaps; ++t) sums[i][t] = s.sums[i * s.sums_row + t];
-  for (size_t p = 0; p < s.n; p += kWideLanes) {
-    W left[kRows];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < kRows; ++i) left[i] = load_wide(s.x + s.at_s[i] + p);
-#pragma GCC unroll 16
-    for (size_t t = 0; t < kTaps; ++t) {
-      const W right = load_wide(s.x + s.at_t[t] + p);
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kRows; ++i) sums[i][t] += left[i] * right;
-    }
-  }
-#pragma GCC unroll 4
-  for (size_t i = 0; i < kRows; ++i)
-#pragma GCC unroll 16
-    for (size_t t = 0; t < kTaps; ++t) s.sums[i * s.sums_row + t] = sums[i][t];
-}
-
-template <size_t kTaps>
-void multiply_rows(const TapProducts& s, size_t rows) {
-  if (rows == 3) return multiply_taps<3, kTaps>(s);
-  if (rows == 2) return multiply_taps<2, kTaps>(s);
-  multiply_taps<1, kTaps>(s);
-}
-
-using MultiplyRows = void (*)(const TapProducts&, size_t);
-constexpr MultiplyRows kMultiplyTaps[] = {
-    multiply_rows<1>, multiply_rows<2>, multiply_rows<3>,
-#if !defined(__SSE2__) || defined(__AVX512F__)
-    multiply_rows<4>, multiply_rows<5>, multiply_rows<6>, multiply_rows<7>, multiply_rows<8>, multiply_rows<9>,
-#endif
-};
-static_assert(sizeof kMultiplyTaps == kWeightTaps * sizeof(MultiplyRows) && kWeightOutputs == 3);
-
-OBN_INLINE double add_wide_lanes(W v) {
-  double sum = v[0];
-  for (size_t i = 1; i < kWideLanes; ++i) sum += v[i];
-  return sum;
-}
-
-// Taps that differ in ky alone are one copy of x, a row further each: products of two of them differ in the first and
-// last rows only. So rows are classed by the ky for which they count, first … last, every class is multiplied once, and
-// tap(ky)·tap(ky + d) is the sum of the classes that ky is in. With strides or dilation every tap is a copy of its own.
-// float64 throughout: what the normalization makes of these numbers may cancel to a small part of them.
-class TapSums {
- public:
-  TapSums(const Plan& plan, std::byte* work) : plan_(plan) {
-    const Problem& s = plan.problem;
-    const size_t kh = as_size(s.y.kernel), q = as_size(s.x.out);
-    kw_ = as_size(s.x.kernel);
-    const bool slides = s.y.stride == 1 && s.y.dilation == 1;
-    shifts_ = slides ? kh : 1;
-    pitch_ = (q + kWideLanes - 1) / kWideLanes * kWideLanes;
-    for (size_t t = 0; t < plan.taps; ++t) {
-      if (slides && t / kw_ % kh != 0) continue;
-      tap_[copies_] = t;
-      left_[copies_++] = plan.at[t] / q * pitch_;
-    }
-    columns_ = shifts_ * copies_;
-    for (size_t i = 0; i < columns_; ++i) right_[i] = left_[i % copies_] + i / copies_ * pitch_;
-    rows_ = s.in_channels * kw_ * plan.copy / q;
-    sums_ = reinterpret_cast<W*>(work);
-    row_sums_ = sums_ + class_at(0, shifts_);
-    wide_ = reinterpret_cast<double*>(row_sums_ + rows_);
-    stage_ = reinterpret_cast<float*>(wide_ + rows_ * pitch_);
-    for (size_t i = 0; i < class_at(0, shifts_); ++i) sums_[i] = W{};
-  }
-
-  void add(const Taps& x, size_t n, size_t from, size_t rows) {
-    stage_input(plan_, x.x, n, from, rows, stage_);
-    widen(x.centre);
-    for (size_t r = 0; r < rows + shifts_ - 1;) {
-      const size_t first = r < rows ? 0 : r - rows + 1, last = least(r, shifts_ - 1);
-      const size_t end = first == 0 && last == shifts_ - 1 ? most(rows, r + 1) : r + 1;
-      multiply_class(r, end - r, first, sums_ + class_at(first, last));
-      r = end;
-    }
-  }
-
-  // (T) sums, then (T, T) of products.
-  void finish(double* totals) const {
-    for (size_t i = 0; i < plan_.taps * (plan_.taps + 1); ++i) totals[i] = 0.0;
-    double* products = totals + plan_.taps;
-    for (size_t a = 0; a < copies_; ++a)
-      for (size_t ky = 0; ky < shifts_; ++ky) {
-        const size_t s = tap_[a] + ky * kw_;
-        totals[s] = total(a, columns_, ky);
-        for (size_t i = a; i < (shifts_ - ky) * copies_; ++i) {
-          const size_t t = tap_[i % copies_] + (ky + i / copies_) * kw_;
-          products[s * plan_.taps + t] = products[t * plan_.taps + s] = total(a, i, ky);
-        }
-      }
-  }
-
- private:
-  // Where the sums of rows that count for ky = first … last lie: (copies, shifts·copies) products, and copies sums.
-  size_t class_at(size_t first, size_t last) const {
-    return (last * (last + 1) / 2 + first) * copies_ * (columns_ + 1);
-  }
-
-  // The stage less the centres, in rows of whole vectors that end in zeros, and the sums of rows.
-  void widen(const float* centre) {
-    const size_t q = as_size(plan_.problem.x.out), rows = rows_ / plan_.problem.in_channels;
-    const size_t last = pitch_ - kWideLanes;
-    W inside = {};
-    for (size_t i = last; i < q; ++i) inside[i - last] = 1.0;
-    for (size_t r = 0; r < rows_; ++r) {
-      const W less = static_cast<double>(centre[r / rows]) - W{};
-      const float* row = stage_ + r * q;
-      double* to = wide_ + r * pitch_;
-      W sum = {};
-      for (size_t i = 0; i < last; i += kWideLanes) {
-        const W v = widen_half(row + i) - less;
-        store_wide(to + i, v);
-        sum += v;
-      }
-      const W v = inside != 0.0 ? widen_half(row + last) - less : W{};
-      store_wide(to + last, v);
-      row_sums_[r] = sum + v;
-    }
-  }
-
-  // Rows that count for ky >= first alone are multiplied with those that lie up to kh - 1 - first rows further.
-  void multiply_class(size_t row, size_t rows, size_t first, W* sums) const {
-    const double* x = wide_ + row * pitch_;
-    const size_t n = rows * pitch_, columns = (shifts_ - first) * copies_;
-    for (size_t a = 0; a < copies_; ++a) {
-      const W* from = row_sums_ + left_[a] / pitch_ + row;
-      W total = sums[a * (columns_ + 1) + columns_];
-      for (size_t r = 0; r < rows; ++r) total += from[r];
-      sums[a * (columns_ + 1) + columns_] = total;
-    }
-    for (size_t a = 0; a < copies_;) {
-      const size_t some = next_part(copies_ - a, kWeightOutputs);
-      W* to = sums + a * (columns_ + 1);
-      for (size_t i = a; i < columns;) {
-        const size_t now = next_part(columns - i, kWeightTaps);
-        kMultiplyTaps[now - 1]({x, left_ + a, right_ + i, to + i, columns_ + 1, n}, some);
-        i += now;
-      }
-      a += some;
-    }
-  }
-
-  double total(size_t a, size_t column, size_t ky) const {
-    W sum = {};
-    for (size_t first = 0; first <= ky; ++first)
-      for (size_t last = ky; last < shifts_; ++last)
-        sum += sums_[class_at(first, last) + a * (columns_ + 1) + column];
-    return add_wide_lanes(sum);
-  }
-
-  const Plan& plan_;
-  size_t kw_ = 0, copies_ = 0, shifts_ = 0, columns_ = 0;
-  size_t pitch_ = 0, rows_ = 0;                          // of the wide stage
-  size_t tap_[kMostTaps], left_[kMostTaps], right_[kMostTaps];
-  W* sums_ = nullptr;                                    // (class, copies, shifts·copies + 1)
-  W* row_sums_ = nullptr;
-  double* wide_ = nullptr;
-  float* stage_ = nullptr;
-};
-
-void tap_moments(const Plan& plan, const Taps& x, size_t first, size_t count, double* totals, std::byte* work) {
-  TapSums sums(plan, work);
-  for (size_t n = first; n < first + count; ++n)
-    for (size_t from = 0; from < plan.rows; from += plan.band)
-      sums.add(x, n, from, least(plan.band, plan.rows - from));
-  sums.finish(totals);
 }
 
 }  // namespace

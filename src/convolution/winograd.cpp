@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "base/pool.h"
+#include "convolution/winograd_cut.h"
 
 namespace obn {
 
@@ -57,51 +58,8 @@ constexpr size_t kParts = 16;                       // most parts of a weight gr
 constexpr size_t kSumsPerPart = 8;                  // a part has V and Y of this many times the room of its sum,
 constexpr size_t kBlocksPerPart = 4;                // or so many blocks
 
-size_t as_size(int64_t v) { return static_cast<size_t>(v); }
-size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
-size_t round_up(size_t a, size_t b) { return divide_up(a, b) * b; }
-
-// The tiles of a batch, in blocks of at most `rows` x `columns` tiles.
-struct Cut {
-  Block all;
-  size_t rows, columns;
-  size_t down, across;  // blocks
-
-  size_t blocks() const { return down * across; }
-  size_t most_tiles() const { return rows * columns; }
-  Block block(size_t i) const {
-    Block b = all;
-    b.row = i / across * rows;
-    b.rows = std::min(rows, all.rows - b.row);
-    b.column = i % across * columns;
-    b.columns = std::min(columns, all.columns - b.column);
-    return b;
-  }
-};
-
-// Blocks of about `tiles` tiles over output planes of p rows and q columns, as even as they can be.
-Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns) {
-  Cut cut;
-  tiles = std::max(tiles, size_t{1});
-  const size_t rows = divide_up(as_size(p), kOutputs), columns = divide_up(as_size(q), kOutputs);
-  const bool short_row = p % 4 == 1 || p % 4 == 2, short_column = q % 4 == 1 || q % 4 == 2;
-  cut.all = {0, n * rows, 0, columns, rows, columns, short_row, short_column};
-  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, std::max(most_columns, size_t{1})));
-  cut.columns = divide_up(columns, cut.across);
-  cut.across = divide_up(columns, cut.columns);
-  cut.down = divide_up(n * rows, tiles / cut.columns);
-  cut.rows = divide_up(n * rows, cut.down);
-  cut.down = divide_up(n * rows, cut.rows);
-  return cut;
-}
-
-size_t count_tiles(size_t n, int64_t p, int64_t q) {
-  return n * divide_up(as_size(p), kOutputs) * divide_up(as_size(q), kOutputs);
-}
-
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 
-Matrices matrices(float* data, size_t rows, size_t row) { return {data, rows * row + kSpread, row}; }
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
 
 // ---- forward and input gradient ----
@@ -153,24 +111,6 @@ PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outpu
   return plan;
 }
 
-// Rows of y that the block has finished.
-void activate(const Pass& pass, const Block& block, Range channels) {
-  const size_t first = block.column * kOutputs;
-  const size_t columns = std::min(block.columns * kOutputs, as_size(pass.y.columns) - first);
-  const Planes& y = pass.y.planes;
-  for (size_t r = block.row; r < block.row + block.rows; ++r) {
-    const size_t row = r % block.tile_rows * kOutputs, rows = std::min(kOutputs, as_size(pass.y.rows) - row);
-    for (size_t c = channels.first; c < channels.end; ++c) {
-      float* at = y.data + r / block.tile_rows * y.sample + c * y.plane + row * y.row + first;
-      if (columns == y.row) {
-        pass.activation->forward(at, rows * columns);
-      } else {
-        for (size_t i = 0; i < rows; ++i) pass.activation->forward(at + i * y.row, columns);
-      }
-    }
-  }
-}
-
 void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
   parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
@@ -187,7 +127,7 @@ void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
     kernels.data(pass.x, pass.up, pass.left, block, {0, inputs}, v, room);
     kernels.multiply(block, v, inputs, plan.u, outputs, false, m);
     kernels.outputs(m, block, {0, outputs}, pass.y, pass.bias, pass.accumulate, room);
-    if (pass.activation) activate(pass, block, {0, outputs});
+    if (pass.activation) activate(*pass.activation, pass.y, block, 1, {0, outputs});
   });
 }
 
@@ -207,7 +147,7 @@ void run_panel(const Kernels& kernels, const PassPlan& plan, const Pass& pass, c
     kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
   }
   kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
-  if (pass.activation) activate(pass, block, channels);
+  if (pass.activation) activate(*pass.activation, pass.y, block, 1, channels);
 }
 
 void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {

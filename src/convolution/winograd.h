@@ -19,46 +19,12 @@
 
 #include "base/cpu.h"
 #include "convolution/convolution.h"
+#include "convolution/winograd_tiles.h"
 
 namespace obn::convolution::winograd {
 
 inline constexpr size_t kSide = 6;               // points on one axis, in the order 0, 3/4, -3/4, 3/2, -3/2, ∞
 inline constexpr size_t kPoints = kSide * kSide;
-inline constexpr size_t kOutputs = 4;            // of a tile, on one axis
-inline constexpr size_t kSpread = 16;            // floats between the matrices of two points: 36 matrices a power of
-                                                 // two apart would all meet in the same few sets of the caches
-
-[[gnu::always_inline]] inline size_t is_far(size_t point) { return point == 3 || point == 4; }
-
-// Tiles that are computed together. A plane has tile_rows x tile_columns tiles.
-struct Block {
-  size_t row, rows;        // rows of tiles, counted through all samples: row / tile_rows is the sample
-  size_t column, columns;  // columns of tiles
-  size_t tile_rows, tile_columns;
-  bool has_short_row, has_short_column;  // the last of each plane
-
-  [[gnu::always_inline]] inline bool is_short_row(size_t r) const {
-    return has_short_row && r % tile_rows == tile_rows - 1;
-  }
-  // Rows and columns of tiles that have a near point, and a far point.
-  [[gnu::always_inline]] inline size_t rows_with(size_t far) const {
-    const size_t ends = (row + rows) / tile_rows - row / tile_rows;  // last rows of planes among them
-    return far && has_short_row ? rows - ends : rows;
-  }
-  [[gnu::always_inline]] inline size_t columns_with(size_t far) const {
-    return far && has_short_column && column + columns == tile_columns ? columns - 1 : columns;
-  }
-  [[gnu::always_inline]] inline size_t tiles_at(size_t point) const {
-    return rows_with(is_far(point / kSide)) * columns_with(is_far(point % kSide));
-  }
-};
-
-// One matrix per point: value (i, j) of point p lies at data[p·point + i·row + j].
-struct Matrices {
-  float* data;
-  size_t point;
-  size_t row;
-};
 
 // The same for transformed weights, `Kernels::panel` columns at a time: value (k, j) of point p lies at
 // data[p·point + j / panel · step + k·panel + j % panel].
@@ -66,18 +32,6 @@ struct Panels {
   float* data;
   size_t point;
   size_t step;
-};
-
-// A batch of planes that tiles read or write. Positions outside are zeros.
-struct Image {
-  Planes planes;
-  size_t channels;
-  int64_t rows, columns;
-};
-
-// Channels [first, end).
-struct Range {
-  size_t first, end;
 };
 
 // One target's loops. Channels go across lanes, so every matrix row is as long as round_up(channels, lanes); what is

@@ -4,27 +4,20 @@
 // read them, and back on the way out; in between everything is whole vectors.
 #include "convolution/winograd.h"
 
+#include "convolution/winograd_lines.h"
 #include "simd/tile.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::winograd {
 
-using obn::convolution::winograd::Block;
-using obn::convolution::winograd::Image;
-using obn::convolution::winograd::is_far;
 using obn::convolution::winograd::Kernels;
-using obn::convolution::winograd::kOutputs;
 using obn::convolution::winograd::kPoints;
 using obn::convolution::winograd::kSide;
-using obn::convolution::winograd::Matrices;
 using obn::convolution::winograd::Panels;
-using obn::convolution::winograd::Range;
 
 namespace {
 
 constexpr size_t kTaps = 9;
-
-OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 // ---- one axis ----
 // The points are 0, a, -a, b, -b, ∞. A short tile leaves b and -b (3 and 4) out.
@@ -112,106 +105,11 @@ OBN_INLINE void weights_of_points(const F (&s)[kSide], F (&w)[3]) {
   w[2] = s[5] + (a2 * even_a + b2 * even_b);
 }
 
-// ---- planes to channels-last and back ----
-
-// Row y of `channels` (at most kLanes) planes from column x on becomes line (columns, kLanes); zeros where there is no
-// image and where there is no channel.
-OBN_INLINE void read_line(const Image& image, const float* plane, size_t channels, int64_t y, int64_t x,
-                          size_t columns, float* line) {
-  const int64_t end = static_cast<int64_t>(columns), left = x < 0 ? -x : 0;
-  const int64_t right = image.columns - x < end ? image.columns - x : end;
-  if (y < 0 || y >= image.rows || left >= right) {
-    for (size_t j = 0; j < columns; ++j) store(line + j * kLanes, F{});
-    return;
-  }
-  const size_t first = static_cast<size_t>(left), last = static_cast<size_t>(right);
-  for (size_t j = 0; j < first; ++j) store(line + j * kLanes, F{});
-  for (size_t j = last; j < columns; ++j) store(line + j * kLanes, F{});
-  const float* row = plane + y * static_cast<int64_t>(image.planes.row) + x;
-  const size_t step = image.planes.plane;
-  for (size_t j = first; j < last; j += kLanes) {
-    // The last vector of a row overlaps the one before it where there is one.
-    if (last - j < kLanes && last - first >= kLanes) j = last - kLanes;
-    const size_t n = smaller(kLanes, last - j);
-    F v[kLanes];
-    if (n == kLanes && channels == kLanes) {
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kLanes; ++i) v[i] = load(row + i * step + j);
-    } else {
-      for (size_t i = 0; i < kLanes; ++i)
-        v[i] = i >= channels ? F{} : n == kLanes ? load(row + i * step + j) : load_first(row + i * step + j, n);
-    }
-    transpose(v);
-    if (n == kLanes) {
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kLanes; ++i) store(line + (j + i) * kLanes, v[i]);
-    } else {
-      for (size_t i = 0; i < n; ++i) store(line + (j + i) * kLanes, v[i]);
-    }
-  }
-}
-
-// The way back: line (columns, kLanes), of which up to kLanes - 1 columns more may be read, becomes or is added to
-// the rows at `row`, one in each of `channels` planes.
-OBN_INLINE void write_line(const float* line, size_t columns, size_t channels, bool accumulate, float* row,
-                           size_t step) {
-  for (size_t j = 0; j < columns; j += kLanes) {
-    if (columns - j < kLanes && columns >= kLanes && !accumulate) j = columns - kLanes;
-    const size_t n = smaller(kLanes, columns - j);
-    F v[kLanes];
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kLanes; ++i) v[i] = load(line + (j + i) * kLanes);
-    transpose(v);
-    if (n == kLanes && channels == kLanes && !accumulate) {
-#pragma GCC unroll 16
-      for (size_t i = 0; i < kLanes; ++i) store(row + i * step + j, v[i]);
-    } else if (n == kLanes) {
-      for (size_t i = 0; i < channels; ++i)
-        store(row + i * step + j, accumulate ? load(row + i * step + j) + v[i] : v[i]);
-    } else {
-      for (size_t i = 0; i < channels; ++i)
-        store_first(row + i * step + j, accumulate ? load_first(row + i * step + j, n) + v[i] : v[i], n);
-    }
-  }
-}
-
 // ---- tiles ----
-
-// Where one tile's values at the points begin: [far row point][far column point].
-struct TileAt {
-  float* base[2][2];
-  size_t point;  // from one point to the next
-
-  [[gnu::always_inline]] inline float* at(size_t py, size_t px) const {
-    return base[is_far(py)][is_far(px)] + (py * kSide + px) * point;
-  }
-};
-
-// Walks through the tiles of a block: which row of tiles comes, how many near and far ones were before.
-struct Walk {
-  const Block& block;
-  size_t columns[2];  // of tiles with near and far points
-  size_t before[2] = {0, 0};
-
-  [[gnu::always_inline]] inline explicit Walk(const Block& block)
-      : block(block), columns{block.columns_with(0), block.columns_with(1)} {}
-  [[gnu::always_inline]] inline bool is_short_column(size_t column) const { return column >= columns[1]; }
-  [[gnu::always_inline]] inline TileAt tile(const Matrices& v, size_t column, size_t channel) const {
-    TileAt t;
-    t.point = v.point;
-    for (size_t i = 0; i < 2; ++i)
-      for (size_t j = 0; j < 2; ++j) t.base[i][j] = v.data + (before[i] * columns[j] + column) * v.row + channel;
-    return t;
-  }
-  [[gnu::always_inline]] inline void next_row(bool is_short) {
-    before[0] += 1;
-    before[1] += is_short ? 0 : 1;
-  }
-};
 
 // rows[i] points to the line of image row i, at the tile's first column.
 template <bool kShortRow, bool kShortColumn>
-OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt& t) {
+OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
   F half[kSide][kSide];  // [row point][column]
 #pragma GCC unroll 6
   for (size_t x = 0; x < (kShortColumn ? 4 : kSide); ++x) {
@@ -239,7 +137,7 @@ OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt& t) {
 }
 
 template <bool kShortRow, bool kShortColumn>
-OBN_INLINE void gradient_tile(const float* const (&rows)[kOutputs], const TileAt& t) {
+OBN_INLINE void gradient_tile(const float* const (&rows)[kOutputs], const TileAt<kSide>& t) {
   F half[kSide][kOutputs];
 #pragma GCC unroll 4
   for (size_t x = 0; x < (kShortColumn ? 2 : kOutputs); ++x) {
@@ -268,7 +166,7 @@ OBN_INLINE void gradient_tile(const float* const (&rows)[kOutputs], const TileAt
 
 // stage (4, width, kLanes) gets the outputs, at the tile's first column.
 template <bool kShortRow, bool kShortColumn>
-OBN_INLINE void output_tile(const TileAt& t, F bias, float* stage, size_t width) {
+OBN_INLINE void output_tile(const TileAt<kSide>& t, F bias, float* stage, size_t width) {
   F half[kOutputs][kSide];
 #pragma GCC unroll 6
   for (size_t px = 0; px < kSide; ++px) {
@@ -322,7 +220,7 @@ void data(const Image& x, int64_t up, int64_t left, const Block& block, Range ch
       const float* lines_of[kSide];
       for (size_t i = 0; i < kSide; ++i) lines_of[i] = room + (top + i) % kSide * width * kLanes;
       for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt t = walk.tile(v, column, c);
+        const TileAt<kSide> t = walk.tile<kSide>(v, column, c);
         if (!is_short && !walk.is_short_column(column)) data_tile<false, false>(lines_of, t);
         else if (!is_short) data_tile<false, true>(lines_of, t);
         else if (!walk.is_short_column(column)) data_tile<true, false>(lines_of, t);
@@ -352,7 +250,7 @@ void gradient(const Image& dz, const Block& block, Range channels, const Matrice
           read_line(dz, plane, n, static_cast<int64_t>(row * kOutputs + i), x0, width, line);
       }
       for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt t = walk.tile(y, column, c);
+        const TileAt<kSide> t = walk.tile<kSide>(y, column, c);
         if (!is_short && !walk.is_short_column(column)) gradient_tile<false, false>(lines_of, t);
         else if (!is_short) gradient_tile<false, true>(lines_of, t);
         else if (!walk.is_short_column(column)) gradient_tile<true, false>(lines_of, t);
@@ -376,7 +274,7 @@ void outputs(const Matrices& m, const Block& block, Range channels, const Image&
       const size_t sample = r / block.tile_rows, row = r % block.tile_rows * kOutputs;
       const bool is_short = block.is_short_row(r);
       for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt t = walk.tile(m, column, c - channels.first);
+        const TileAt<kSide> t = walk.tile<kSide>(m, column, c - channels.first);
         float* stage = room + column * kOutputs * kLanes;
         if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, added, stage, width);
         else if (!is_short) output_tile<false, true>(t, added, stage, width);
@@ -487,23 +385,10 @@ void weight_gradient(const Matrices& s, size_t parts, size_t part_step, Range in
 
 // ---- products ----
 
-OBN_INLINE size_t whole_vectors(size_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
-
-// c (rows, t.columns) = t.a · t.b, panel by panel.
-OBN_INLINE void multiply_panels(Tile t, size_t rows) {
-  const size_t panels = row_panels(rows);
-  for (size_t panel = 0; panel < panels; ++panel) {
-    const size_t some = rows / panels + (panel < rows % panels ? 1 : 0);
-    multiply_tile[some](t);
-    t.a += some * t.a_row;
-    t.c += some * t.c_row;
-  }
-}
-
 void multiply(const Block& block, const Matrices& v, size_t depth, const Panels& u, size_t outputs, bool accumulate,
               const Matrices& m) {
   for (size_t p = 0; p < kPoints; ++p) {
-    const size_t tiles = block.tiles_at(p);
+    const size_t tiles = block.tiles_at(p / kSide, p % kSide);
     for (size_t j = 0; j < outputs; j += kTileColumns) {
       Tile t;
       t.a = v.data + p * v.point;
@@ -533,7 +418,7 @@ void correlate(const Block& block, const Matrices& v, const Matrices& y, Range i
       t.b_step = y.row;
       t.c = s.data + p * s.point + (o - outputs.first);
       t.c_row = s.row;
-      t.k = block.tiles_at(p);
+      t.k = block.tiles_at(p / kSide, p % kSide);
       t.columns = smaller(kTileColumns, whole_vectors(outputs.end - o));
       t.accumulate = accumulate;
       multiply_panels(t, inputs.end - inputs.first);

@@ -109,7 +109,7 @@ struct Setup {
   BNNSActivationFunction activation = BNNSActivationFunctionRectifiedLinear;
   BNNSDataType type = BNNSDataTypeFloat32, joint_type = BNNSDataTypeFloat32, y_type = BNNSDataTypeFloat32;
   size_t x_gaps[5] = {}, y_gaps[5] = {}, dy_gaps[5] = {}, dx_gaps[5] = {}, joint_gaps[5] = {};
-  size_t shift = 0;
+  size_t shift = 0, further = 0;  // `further`: of each input gradient than the one before
   bool has_bias = true, has_gamma = true, has_moving = false, client = false, accumulate = false;
   size_t threads = 0;
 
@@ -175,7 +175,7 @@ struct Pair {
       if (i == 1 && s.broadcasts) size[0] = size[1] = 1;
       const size_t n = i == 1 && s.has_parameter ? 1 : s.n;
       x.emplace_back(s.type, s.layout(), n, size, s.x_gaps, s.shift);
-      dx.emplace_back(s.type, s.layout(), n, size, s.dx_gaps, s.shift);
+      dx.emplace_back(s.type, s.layout(), n, size, s.dx_gaps, s.shift + i * s.further);
       x.back().fill(random, s.first == First::arithmetic ? 2.0 : 0.0);
       dx.back().fill(random);
     }
@@ -990,7 +990,10 @@ TEST(fused_layers_in_parts_equal_the_two_layers) {
       s.c = 12;
       s.n = 24;
       if (!is_odd) s.shift = 12;  // on a cache line
-      check_setup(s, 3);
+      for (size_t further : {0, 1, 7, 15}) {
+        s.further = further;
+        check_setup(s, 3);
+      }
       s.function = BNNSArithmeticMultiplyAdd;
       s.n = 6;
       check_setup(s, 4);

@@ -117,7 +117,7 @@ enum class Mask {
 struct Gradient {
   size_t count = 0, length = 0;
   Runs dy, y, x, dx;
-  Runs also;                     // dx goes here too; only with `stream`, and aligned as dx is. data NULL: nowhere
+  Runs also;                     // dx goes here too; only with `stream`. data NULL: nowhere
   Standard standard;
   Mask mask = Mask::none;
   float mask_gamma = 1.0f, mask_beta = 0.0f;
@@ -298,7 +298,7 @@ void backward(const Plan& plan, const State& state, const Tensor& dy, const Tens
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
               const RunSink* sink = nullptr);
 
-// The same with the input gradient in two places, where they lie alike and are large (takes_twin).
+// The same with the input gradient in two places, where they are large and kernels can write both (takes_twin).
 bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                 const Tensor& twin);
 void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,

@@ -524,40 +524,73 @@ Sums channel_sums(const Gradient& job) {
 enum class Store { plain, added, streamed, streamed_twice };
 constexpr bool streams(Store store) { return store >= Store::streamed; }
 
-// dx = r·γ·dz - r·mean_g - x̂·(r·mean_g_xhat) of one run
+// A second place of a run that is written vector by vector: its own lines are put together out of two vectors, since it
+// may lie otherwise to a cache line than the first place.
+struct Twin {
+  float* to;
+  size_t by;  // from the beginning of a vector to that of a line
+  F last;     // the vector before, of which the first `by` values are written
+
+  [[gnu::always_inline]] void begin(size_t i, F v) {
+    store_first(to + i, v, by);
+    last = v;
+  }
+  [[gnu::always_inline]] void next(size_t i, F v) {
+    stream(to + i + by - kLanes, joined(last, v, by));
+    last = v;
+  }
+  [[gnu::always_inline]] void end(size_t i) const { store_part(to + i + by - kLanes, joined(last, last, by), kLanes - by); }
+};
+
+// dx = r·γ·dz - r·mean_g - x̂·(r·mean_g_xhat) of one run, from its first value to its last: begin, some wide, rest.
 template <Mask mask, Store store>
 struct ChannelInput {
   Points<mask> points;
   F gamma, mean_g, mean_g_xhat;  // each times r
-  float *dx, *also;
+  float* dx;
+  Twin twin;
+
+  static constexpr bool kIsTwice = store == Store::streamed_twice;
 
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
     const Point p = points.at(i, n);
     const F v = (gamma * p.dz - mean_g) - p.xhat * mean_g_xhat;
     return store == Store::added ? v + load_part(dx + i, n) : v;
   }
-  [[gnu::always_inline]] void write(F v, size_t i, size_t n) const {
-    put<streams(store)>(dx + i, v, n);
-    if (store == Store::streamed_twice) put<true>(also + i, v, n);
+  [[gnu::always_inline]] void write(F v, size_t i) {
+    put<streams(store)>(dx + i, v, kLanes);
+    if (kIsTwice) twin.next(i, v);
   }
-  [[gnu::always_inline]] void part(size_t i, size_t n) const { write(at(i, n), i, n); }
-  [[gnu::always_inline]] void wide(size_t i) const {
+  // Where nothing is streamed: before the first and behind the last full vector.
+  [[gnu::always_inline]] void part(size_t i, size_t n) const {
+    const F v = at(i, n);
+    store_part(dx + i, v, n);
+    if (kIsTwice) store_part(twin.to + i, v, n);
+  }
+  [[gnu::always_inline]] void wide(size_t i) {
     F v[4];
 #pragma GCC unroll 4
     for (size_t j = 0; j < 4; ++j) v[j] = at(i + j * kLanes, kLanes);
 #pragma GCC unroll 4
-    for (size_t j = 0; j < 4; ++j) write(v[j], i + j * kLanes, kLanes);
+    for (size_t j = 0; j < 4; ++j) write(v[j], i + j * kLanes);
   }
-  // Writes what has to be written up to the first aligned place; where that is.
-  [[gnu::always_inline]] size_t begin(size_t length) const {
+  // Writes what has to be written up to the first aligned place, and of two places the first vector; where it ends.
+  [[gnu::always_inline]] size_t begin(size_t length) {
     size_t head = streams(store) ? head_of(dx) : 0;
     if (head > length) head = length;
     if (head > 0) part(0, head);
-    return head;
+    if (!kIsTwice || head + kLanes > length) return head;
+    const F v = at(head, kLanes);
+    twin.by = head_of(twin.to + head);
+    twin.begin(head, v);
+    stream(dx + head, v);
+    return head + kLanes;
   }
-  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+  [[gnu::always_inline]] void rest(size_t i, size_t length) {
+    const bool has_vector = i >= kLanes;  // after begin
     for (; i + kWide <= length; i += kWide) wide(i);
-    for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
+    for (; i + kLanes <= length; i += kLanes) write(at(i, kLanes), i);
+    if (kIsTwice && has_vector) twin.end(i);
     if (i < length) part(i, length - i);
   }
 };
@@ -572,13 +605,12 @@ OBN_INLINE void channels_gradient(const Gradient& job) {
   ChannelSums<mask> sums = {ahead_in(next_job.dy, length), ahead_in(next_job.x, length)};
   for (size_t q = 0; q < job.count; ++q) {
     const size_t k = job.count - 1 - q;
-    const ChannelInput<mask, store> input = {points_of<mask>(job, k, 0),
-                                             r * splat(*job.gamma),
-                                             r * splat(job.mean_g),
-                                             r * splat(job.mean_g_xhat),
-                                             job.dx.data + k * job.dx.step,
-                                             store == Store::streamed_twice ? job.also.data + k * job.also.step
-                                                                            : nullptr};
+    ChannelInput<mask, store> input = {points_of<mask>(job, k, 0),
+                                       r * splat(*job.gamma),
+                                       r * splat(job.mean_g),
+                                       r * splat(job.mean_g_xhat),
+                                       job.dx.data + k * job.dx.step,
+                                       {job.also.data ? job.also.data + k * job.also.step : nullptr, 0, F{}}};
     size_t o = input.begin(length);
     for (size_t block = 0; has_next && block < length; block += kBlock) {
       const Points<mask> next = points_of<mask>(next_job, q, block);

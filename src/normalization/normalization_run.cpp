@@ -1097,16 +1097,9 @@ void backward(const Plan& plan, const State& state, const Tensor& dy, const Tens
   BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
 }
 
-// Streams of two places start at the same distance from a cache line in every run.
 bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                 const Tensor& twin) {
-  if (!takes_moments(plan) || !streams_gradient(plan, batch) || stages_dz(plan, dy, y, dx) || !is_ready(plan, twin))
-    return false;
-  const auto alike = [](size_t a, size_t b) { return (a - b) * sizeof(float) % kAlignment == 0; };
-  const size_t apart = static_cast<size_t>(twin.walk.data - dx.walk.data);
-  bool all = apart % kAlignment == 0 && alike(dx.step, twin.step) && dx.walk.rank == twin.walk.rank;
-  for (size_t k = 0; all && k < dx.walk.rank; ++k) all = alike(dx.walk.stride[k], twin.walk.stride[k]);
-  return all;
+  return takes_moments(plan) && streams_gradient(plan, batch) && !stages_dz(plan, dy, y, dx) && is_ready(plan, twin);
 }
 
 void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,

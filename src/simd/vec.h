@@ -264,6 +264,25 @@ OBN_INLINE void join_pairs(F even, F odd, F* a, F* b) {
 #endif
 }
 
+// a, b are 2·kLanes values in a row: kLanes of them from value `by` < kLanes on.
+OBN_INLINE F joined(F a, F b, size_t by) {
+#if defined(__AVX512F__)
+  const __m512i pick = reinterpret_cast<__m512i>(iota() + static_cast<int32_t>(by));
+  return reinterpret_cast<F>(_mm512_permutex2var_ps(reinterpret_cast<__m512>(a), pick, reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+  const I pick = iota() + static_cast<int32_t>(by);
+  const __m256i lanes = reinterpret_cast<__m256i>(pick);  // of which the instruction takes three bits
+  const F first = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(a), lanes));
+  const F second = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(b), lanes));
+  return pick < static_cast<int32_t>(kLanes) ? first : second;
+#else
+  float values[2 * kLanes];
+  store(values, a);
+  store(values + kLanes, b);
+  return load(values + by);
+#endif
+}
+
 // Lane i is the sum of all lanes of v[i], added up in a fixed tree. Destroys v.
 OBN_INLINE F sum_each(F (&v)[kLanes]) {
 #pragma GCC unroll 4

@@ -1,0 +1,78 @@
+"""Python threads that train a network each: what a step costs when one does, and when two do.
+
+The phase "1 user" is one Python thread that computes on one core, "2 users" are two at once with
+the library's own setting, on two cores. The time is of all steps together over their number, so
+half of the one is the best there is for the other. Only in processes of two threads.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from timeit import Timer
+
+import numpy as np
+import openbnns
+from openbnns.blocks import Convolution, Dense, Pool
+
+from benchmarks.harness import OURS, Row, Run, Timing, race
+
+CLASSES = 10
+USERS = (1, 2)
+
+
+def _mlp(units: list[int]) -> Callable[[], list]:
+    return lambda: [*(Dense(n, "relu") for n in units), Dense(CLASSES)]
+
+
+def _cnn() -> list:
+    stages = [
+        (Convolution(c, 3, padding=1, bias=False, normalization="batch", activation="relu"), Pool())
+        for c in (16, 32)
+    ]
+    return [*(block for stage in stages for block in stage), Dense(CLASSES)]
+
+
+# name: blocks, shape of a batch, steps that a thread does at a time
+NETWORKS = {
+    "mlp-32x64-32": (_mlp([32]), (32, 64), 500),
+    "mlp-256x64-512-512": (_mlp([512, 512]), (256, 64), 4),
+    "cnn-1x1x28x28": (_cnn, (1, 1, 28, 28), 100),
+    "cnn-32x1x28x28": (_cnn, (32, 1, 28, 28), 10),
+}
+
+
+def rows(run: Run) -> Iterator[Row]:
+    for name, (blocks, shape, steps) in NETWORKS.items():
+        if run.threads < 2 or not re.search(run.only, f"threads {name}"):
+            continue
+        with ThreadPoolExecutor(max(USERS)) as pool:
+            timers = {str(users): _timer(pool, blocks, shape, steps, users) for users in USERS}
+            times = race(timers, run)
+        for users in USERS:
+            each = _per_step(times[str(users)], users * steps)
+            phase = f"{users} user{'s' * (users > 1)}"
+            yield Row("threads", name, phase, users, {OURS: each})
+    openbnns.set_num_threads(run.threads)
+
+
+def _timer(
+    pool: ThreadPoolExecutor, blocks: Callable[[], list], shape: tuple[int, ...], steps: int,
+    users: int,
+) -> Timer:  # fmt: skip
+    """So many steps of so many networks, each network in a thread of its own."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal(shape, dtype=np.float32)
+    labels = random.integers(CLASSES, size=shape[0])
+    networks = [openbnns.Network(blocks(), input=shape[1:], seed=seed) for seed in range(users)]
+
+    def train(network: openbnns.Network) -> None:
+        for _ in range(steps):
+            network.train_step(x, labels)
+
+    return Timer(
+        lambda: list(pool.map(train, networks)), setup=lambda: openbnns.set_num_threads(users)
+    )
+
+
+def _per_step(timing: Timing, steps: int) -> Timing:
+    return Timing(timing.median / steps, timing.best / steps, timing.spread)

@@ -1,0 +1,76 @@
+// How the drives of Winograd's ways cut the tiles of a batch into blocks.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "convolution/winograd_tiles.h"
+
+namespace obn::convolution::winograd {
+
+inline size_t as_size(int64_t v) { return static_cast<size_t>(v); }
+inline size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
+inline size_t round_up(size_t a, size_t b) { return divide_up(a, b) * b; }
+
+// The tiles of a batch, in blocks of at most `rows` x `columns` tiles.
+struct Cut {
+  Block all;
+  size_t rows, columns;
+  size_t down, across;  // blocks
+
+  size_t blocks() const { return down * across; }
+  size_t most_tiles() const { return rows * columns; }
+  Block block(size_t i) const {
+    Block b = all;
+    b.row = i / across * rows;
+    b.rows = std::min(rows, all.rows - b.row);
+    b.column = i % across * columns;
+    b.columns = std::min(columns, all.columns - b.column);
+    return b;
+  }
+};
+
+// Blocks of about `tiles` tiles over output planes of p rows and q columns, as even as they can be.
+inline Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns) {
+  Cut cut;
+  tiles = std::max(tiles, size_t{1});
+  const size_t rows = divide_up(as_size(p), kOutputs), columns = divide_up(as_size(q), kOutputs);
+  const bool short_row = p % 4 == 1 || p % 4 == 2, short_column = q % 4 == 1 || q % 4 == 2;
+  cut.all = {0, n * rows, 0, columns, rows, columns, short_row, short_column};
+  cut.across = divide_up(columns, std::clamp(tiles, size_t{1}, std::max(most_columns, size_t{1})));
+  cut.columns = divide_up(columns, cut.across);
+  cut.across = divide_up(columns, cut.columns);
+  cut.down = divide_up(n * rows, tiles / cut.columns);
+  cut.rows = divide_up(n * rows, cut.down);
+  cut.down = divide_up(n * rows, cut.rows);
+  return cut;
+}
+
+inline size_t count_tiles(size_t n, int64_t p, int64_t q) {
+  return n * divide_up(as_size(p), kOutputs) * divide_up(as_size(q), kOutputs);
+}
+
+// Room for `rows` tiles at every point.
+inline Matrices matrices(float* data, size_t rows, size_t row) { return {data, rows * row + kSpread, row}; }
+
+// Rows of y that the block has finished; a tile has 4·step of them, and as many columns.
+inline void activate(const activation::Fused& activation, const Image& image, const Block& block, size_t step,
+                     Range channels) {
+  const size_t side = kOutputs * step, first = block.column * side;
+  const size_t columns = std::min(block.columns * side, as_size(image.columns) - first);
+  const Planes& y = image.planes;
+  for (size_t r = block.row; r < block.row + block.rows; ++r) {
+    const size_t row = r % block.tile_rows * side, rows = std::min(side, as_size(image.rows) - row);
+    for (size_t c = channels.first; c < channels.end; ++c) {
+      float* at = y.data + r / block.tile_rows * y.sample + c * y.plane + row * y.row + first;
+      if (columns == y.row) {
+        activation.forward(at, rows * columns);
+      } else {
+        for (size_t i = 0; i < rows; ++i) activation.forward(at + i * y.row, columns);
+      }
+    }
+  }
+}
+
+}  // namespace obn::convolution::winograd
