@@ -1,13 +1,18 @@
-"""Batches of matrix products: forward into `out=`, then both gradients into given arrays."""
+"""Batches of matrix products: forward into `out=`, then both gradients into given arrays.
+
+Half types race our own float32, forward: inputs of the same values, results in float32."""
 
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
+from cases import has_bfloat16
 from cases.matmul import LARGE, MatmulCase
 
 from benchmarks.bench_arithmetic import ours_of_two
-from benchmarks.harness import Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
 
 CASES = [
     *LARGE,  # 64 times 128x64 · 64x128, and 8 times 512x512 · 512x512
@@ -15,12 +20,45 @@ CASES = [
     MatmulCase((32, 32), (32, 32), batch=512),
     MatmulCase((8, 8), (8, 8), batch=4096),
 ]
+ROUGH = [
+    replace(case, dtype=kind, out_dtype="float32")
+    for kind in ("bfloat16", "float16")
+    for case in LARGE
+    if kind == "float16" or has_bfloat16()
+]
 
 
 def rows(run: Run) -> Iterator[Row]:
     """One row per phase of every case that matches."""
-    chosen = [_entry(case, run) for case in CASES if re.search(run.only, f"matmul {case}")]
+    entries = [_entry(case, run) for case in CASES] + [_rough_entry(case, run) for case in ROUGH]
+    chosen = [entry for entry in entries if re.search(run.only, f"matmul {entry.name}")]
     return race_entries("matmul", chosen, run)
+
+
+def _rough_entry(case: MatmulCase, run: Run) -> Entry:
+    """Two products of bfloat16 for one operation: what AVX512_BF16 does in a lane."""
+    a, b, y = (math.prod(s) for s in (case.full_shape(0), case.full_shape(1), case.full_output))
+    operations = y * case.a[1] // (2 if case.dtype == "bfloat16" else 1)
+    works = {"forward": Work(2 * (a + b), 4 * y, operations)}
+    return Entry(str(case), works, lambda: _rough_contenders(case, run.threads), ("y",))
+
+
+def _rough_contenders(case: MatmulCase, threads: int) -> list[Contender]:
+    halves = case.inputs()
+    widened = [array.astype(np.float32) for array in halves]
+    found = []
+    for name, one, given in (
+        (OURS, case, halves),
+        ("openbnns float32", replace(case, dtype="float32"), widened),
+    ):
+        layer, y = one.layer(num_threads=threads), np.empty(case.full_output, np.float32)
+
+        def forward(layer=layer, given=given, y=y):
+            layer.apply(*given, out=y)
+            return (y,)
+
+        found.append(Contender(name, forward, None, forward))
+    return found
 
 
 def _entry(case: MatmulCase, run: Run) -> Entry:
