@@ -1,8 +1,8 @@
 // Winograd for stride 2, the drive: which taps belong to which half of an axis, how the tiles of a batch are cut into
 // blocks, and the walk over them.
 //
-// Forward and input gradient: first all weights are transformed (work), then every block of tiles goes through its three
-// steps alone, V and the products in the thread's scratch.
+// Forward and input gradient: first all weights are transformed (work), then every block of tiles goes through its
+// three steps alone, V and the products in the thread's scratch.
 // Weight gradient: the tiles are cut into a fixed number of parts, each with its own sum (work). Few tiles, or large
 // sums: the threads make V and Y together (work), then each takes some channels of the sum (scratch).
 #include "convolution/winograd_strided.h"
@@ -348,8 +348,8 @@ size_t products_of(const Axis& axis, int64_t count) {
   return divide_up(as_size(count), kOutputs) * points - (has_short ? points - short_points : 0);
 }
 
-// Fewer products must pay for the transforms: of images, which want channels in whole vectors, and of weights, which want
-// enough outputs even of a single sample, and caches that hold the result.
+// Fewer products must pay for the transforms: of images, which want channels in whole vectors, and of weights, which
+// want enough outputs even of a single sample, and caches that hold the result.
 bool pays(const Problem& s, int64_t rows, int64_t columns, int64_t all_rows, int64_t all_columns) {
   constexpr size_t kVector = 16, kFewest = 16, kMuchWeight = size_t{4} << 20, kMostWeight = size_t{8} << 20;
   constexpr double kGain = 1.5, kMuchGain = 2.0, kSmall = 900.0;

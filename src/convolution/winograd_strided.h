@@ -82,8 +82,8 @@ struct Kernels {
   void (*correlate)(const float* v, size_t v_row, size_t inputs, const float* y, size_t y_row, size_t outputs,
                     size_t tiles, bool accumulate, float* s, size_t s_row);
   // dw (O, C, kh, kw) = Gᵀ s G, or added. Between channels c and o of the ranges s lies at
-  // data[p·point + slot + (c - inputs.first)·row + (o - outputs.first)], and is the sum of `parts` sets, part_step floats
-  // apart, added in order. c is C.
+  // data[p·point + slot + (c - inputs.first)·row + (o - outputs.first)], and is the sum of `parts` sets, part_step
+  // floats apart, added in order. c is C.
   void (*weight_gradient)(const Matrices& s, const Slots& slots, const KernelTaps& taps, size_t parts,
                           size_t part_step, Range inputs, Range outputs, size_t c, bool accumulate, float* dw);
 };

@@ -184,7 +184,7 @@ size_t room_floats(size_t columns) {
   return (ring > stage ? ring : stage) * kLanes;
 }
 
-// Positions that tiles read: those of one tile, and by how much `tiles` of them are more.
+// Positions that `tiles` tiles in a row read, all halves together.
 OBN_INLINE size_t positions_of(const Grid& grid, size_t tiles) {
   return grid.step * kOutputs * tiles + grid.shift[grid.count - 1] + 1;
 }
@@ -280,12 +280,12 @@ void outputs(const Matrices& m, const Slots& slots, const KernelTaps& taps, cons
           const AtInfinity has = {gy.count == 1 || taps.y.count[hy] == 2, gx.count == 1 || taps.x.count[hx] == 2};
           for (size_t column = 0; column < block.columns; ++column) {
             const TileAt<kSide> t = walk.tile<kSide>(m, column, slots.at[hy][hx] + c);
-            float* stage = room + (column * side + gx.shift[hx]) * kLanes;
+            float* to = room + (column * side + gx.shift[hx]) * kLanes;
             const size_t step = gx.step * kLanes;
-            if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, has, added, stage, width, step);
-            else if (!is_short) output_tile<false, true>(t, has, added, stage, width, step);
-            else if (!walk.is_short_column(column)) output_tile<true, false>(t, has, added, stage, width, step);
-            else output_tile<true, true>(t, has, added, stage, width, step);
+            if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, has, added, to, width, step);
+            else if (!is_short) output_tile<false, true>(t, has, added, to, width, step);
+            else if (!walk.is_short_column(column)) output_tile<true, false>(t, has, added, to, width, step);
+            else output_tile<true, true>(t, has, added, to, width, step);
           }
         }
         for (size_t i = 0; i < kOutputs; ++i) {

@@ -272,8 +272,8 @@ TEST(winograd_strided_strange_values_stay_in_their_tiles) {
         const bool must = n == 1 && v + 1 >= 2 * row && v <= 2 * row + 2 && u + 1 >= 2 * column && u <= 2 * column + 2;
         CHECK(may || got.at(i) == clean.at(i), "%g on %s at (%zu, %zu) reaches value %zu",
               static_cast<double>(strange), on.name.c_str(), v, u, i);
-        CHECK(!must || !std::isnan(strange) || std::isnan(got.at(i)), "NaN on %s at (%zu, %zu) does not reach value %zu",
-              on.name.c_str(), v, u, i);
+        CHECK(!must || !std::isnan(strange) || std::isnan(got.at(i)),
+              "NaN on %s at (%zu, %zu) does not reach value %zu", on.name.c_str(), v, u, i);
       }
     }
   }
@@ -285,7 +285,8 @@ TEST(winograd_strided_same_bits_for_any_number_of_threads) {
   for (const Shape& shape : {Shape{5, 20, 34, 44, 54}, Shape{12, 24, 40, 34, 30, 3, 3}}) {
     Trial t = trial_of(shape);
     for (const Target& on : all_targets()) {
-      Tensor y = forward(on, t, false, 1), dx = input_gradient(on, t, true, true, 1), dw = weight_gradient(on, t, false, 1);
+      Tensor y = forward(on, t, false, 1), dx = input_gradient(on, t, true, true, 1);
+      Tensor dw = weight_gradient(on, t, false, 1);
       for (size_t threads : {2, 7}) {
         Tensor y2 = forward(on, t, false, threads), dx2 = input_gradient(on, t, true, true, threads);
         Tensor dw2 = weight_gradient(on, t, false, threads);

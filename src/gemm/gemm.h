@@ -47,8 +47,8 @@ size_t work_bytes(const Product& first, size_t count);
 void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step, size_t c_step, size_t threads,
                std::byte* work);
 
-// One product after the other of the same sizes and strides, alone on the calling thread, wherever the operands lie: how it
-// is done is decided once. For products so small that deciding takes as long as multiplying. Needs no `work`; the same
+// One product after the other of the same sizes and strides, alone on the calling thread, wherever the operands lie: how
+// it is done is decided once. For products so small that deciding takes as long as multiplying. Needs no `work`; the same
 // bits as run().
 class Repeated {
  public:

@@ -123,7 +123,7 @@ OBN_INLINE size_t loose_rows(size_t width, size_t depth) {
   return depth > last ? depth - last : 0;
 }
 
-// The same of 2 · kLanes steps: a cache line of half values is read by neighbouring loads. Stores whole rows of the panel.
+// The same of 2 · kLanes steps, to whole rows of the panel: a cache line of half values is read by neighbouring loads.
 template <class Type>
 OBN_INLINE void pack_two_squares(const typename Type::Value* from, size_t line, size_t lines, size_t width, float* to) {
   F low[kLanes], high[kLanes];
@@ -148,7 +148,8 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
                             float* to) {
   const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
   const size_t loose = loose_rows(width, depth);
-  const size_t misaligned = line % kLanes == 0 && sizeof *from == 4 ? reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes : 0;
+  const size_t offset = reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes;
+  const size_t misaligned = line % kLanes == 0 && sizeof *from == 4 ? offset : 0;
   const bool in_twos = sizeof *from == 2 && at_once == 1;
   for (size_t g = 0; g < vectors; g += at_once) {
     for (size_t p = 0, steps = kLanes - misaligned; p < depth; p += steps, steps = kLanes) {
@@ -335,7 +336,8 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   float* copy = work;
   float* behind = work + depth * kTileColumns;
   // A single tile's width: every row of a is read once, so that its panels are converted rather than packed.
-  const bool converts = !packed_a && p.a.type != BNNSDataTypeFloat32 && p.a.column == 1 && block.columns <= kTileColumns;
+  const bool is_half = p.a.type != BNNSDataTypeFloat32, is_narrow = block.columns <= kTileColumns;
+  const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1;
   float* own_a = packed_a || converts || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : behind;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
@@ -415,7 +417,7 @@ struct DotFloat32 {
 };
 struct DotFloat16 {
   using Value = uint16_t;
-  static constexpr size_t kVectors = 1;
+  [[maybe_unused]] static constexpr size_t kVectors = 1;
   OBN_INLINE void read(const uint16_t* p, F (&v)[1]) { v[0] = load_float16(p); }
   OBN_INLINE void read_some(const uint16_t* p, size_t n, F (&v)[1]) { v[0] = Half<false>::some(p, n); }
 };

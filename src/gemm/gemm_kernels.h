@@ -63,8 +63,8 @@ struct Packing {
   // packed_a: the block's rows, one cut of k after the other, as pack_a lays them; NULL: packs them itself, or not.
   // packed_b: all of b, one cut of k after the other, tile by tile as pack_b lays them, and the block begins at a tile;
   // NULL: packs them itself.
-  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth), or (tile_rows · (depth + 16)) if that
-  // is more.
+  // work: (depth · tile_columns), and behind it, without packed_a, (rows · depth), or
+  // (tile_rows · (depth + 16)) if that is more.
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
 };
 

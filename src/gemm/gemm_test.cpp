@@ -357,7 +357,8 @@ TEST(gemm_repeated_is_run_to_the_bit) {
     like.a.data = like.b.data = nullptr;
     like.c = nullptr;
     Repeated(like).run(q.a.data, q.b.data, q.c, q.accumulate);
-    CHECK(std::memcmp(expected.data(), got.data(), got.size() * sizeof(float)) == 0, "%zux%zux%zu: other bits", m, n, k);
+    CHECK(std::memcmp(expected.data(), got.data(), got.size() * sizeof(float)) == 0, "%zux%zux%zu: other bits", m, n,
+          k);
   }
 }
 
