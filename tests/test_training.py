@@ -248,7 +248,7 @@ for blocks, shape in (([Dense(32, "relu"), Dense(10)], (64,)), ([*stage, Dense(1
 
 
 LONG_RUN = """
-import sys, numpy as np
+import signal, sys, numpy as np
 from openbnns import AdamOptimizer, Network
 from openbnns.blocks import Dense
 from openbnns.training import Callback, Checkpoint
@@ -257,6 +257,8 @@ class Tell(Callback):
     def on_start(self, network):
         print("started", flush=True)
 
+# What a shell starts in the background ignores Ctrl-C, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 x = np.random.default_rng(0).normal(size=(512, 1024)).astype("f4")
 network = Network([Dense(32, "tanh"), Dense(4)], optimizer=AdamOptimizer(0.001))
 save = Checkpoint(sys.argv[1], every=3)
