@@ -352,7 +352,7 @@ def test_borrowing_changes_no_bit(case, activation):
 
 
 @pytest.mark.filterwarnings("ignore::openbnns.CopyWarning")
-@pytest.mark.parametrize("form", ["the array", "a view", "every other sample", "axes in another order"])
+@pytest.mark.parametrize("form", ["the array", "a view", "every other sample", "other axes"])
 def test_what_is_borrowed_lives_as_long_as_it_is_needed(form):
     """Whoever made it: the layer holds on to it until the next training call or its end."""
     case = replace(cases.BATCH, moving=False)
@@ -363,7 +363,7 @@ def test_what_is_borrowed_lives_as_long_as_it_is_needed(form):
         "the array": x.copy,
         "a view": lambda: np.concatenate([x, x])[: len(x)],
         "every other sample": lambda: np.repeat(x, 2, axis=0)[::2],
-        "axes in another order": lambda: np.asfortranarray(x),
+        "other axes": lambda: np.asfortranarray(x),
     }[form]()
     layer(given, training=True)
     alive = weakref.ref(given) if form == "the array" else None
@@ -405,7 +405,7 @@ def test_a_borrowed_input_is_not_written_to():
     assert_same_bits(layer(x, training=False, out=x), case.layer()(before, training=False))
 
 
-def test_c_borrowing_is_chosen_before_training(layer_norm):
+def test_c_borrowing_is_chosen_before_training():
     case = cases.BATCH
     layer, x = case.layer(), case.input()
     assert c.obn_filter_set_borrow_input(layer.handle, 2) == -1
