@@ -108,6 +108,7 @@ void FilterObject::close() {
   if (!last) return;
   BNNSFilterDestroy(last);
   while (held_count > 0) PyBuffer_Release(&held[--held_count]);
+  PyBuffer_Release(&borrowed);  // nothing happens where there is none
 }
 
 // ---- calls ----
@@ -323,6 +324,13 @@ BNNSNDArrayDescriptor Array::describe_first_major(const Operand& operand) const 
 void Array::give_to(FilterObject* filter) {
   filter->held[filter->held_count++] = buffer_;
   exposed_ = false;
+}
+
+void Array::lend_to(FilterObject* filter) {
+  Py_buffer last = filter->borrowed;
+  filter->borrowed = buffer_;
+  exposed_ = false;
+  PyBuffer_Release(&last);
 }
 
 bool Target::take(Call& call, PyObject* target, const Operand& operand, const char* name, bool accumulate, bool exists,

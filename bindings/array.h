@@ -72,6 +72,7 @@ struct FilterObject : PyObject {
   Operand operands[kMaxOperands];
   Py_buffer held[kMaxHeld];  // memory of the caller that the native filter reads
   int held_count;
+  Py_buffer borrowed;        // the same, until the next call that brings some; obj NULL when there is none
   unsigned flags;  // the family's own
 
   bool enter();  // false when closed, without an exception
@@ -97,6 +98,7 @@ class Call {
   State* state() const { return state_; }
   PyObject* name() const { return name_; }
   unsigned flags() const { return filter_->flags; }
+  FilterObject* filter() const { return filter_; }
   BNNSFilter handle() const { return filter_->handle.load(std::memory_order_relaxed); }
   const Operand& operand(int i) const { return filter_->operands[i]; }
 
@@ -168,6 +170,8 @@ class Array {
   BNNSNDArrayDescriptor describe_first_major(const Operand& operand) const;
   // Hands the buffer over to a filter that goes on reading it.
   void give_to(FilterObject* filter);
+  // The same until another array takes its place.
+  void lend_to(FilterObject* filter);
 
  private:
   bool expose(PyObject* object, Use use);

@@ -287,6 +287,7 @@ def normalization_create(
     description: Description,
     threads: int,
     copy_parameters: bool,
+    borrow_input: bool,
     /,
 ) -> Filter: ...
 def normalization_apply(

@@ -387,7 +387,7 @@ class Normalize(Block):
     momentum: float = 0.9
     epsilon: float = 1e-5
 
-    needs_input = False
+    needs_input = True  # borrowed by the layer, which keeps no copy then
 
     @property
     def needs_output(self) -> bool:
@@ -407,7 +407,7 @@ class Normalize(Block):
             }
         self._layer = NormalizationLayer(
             self.kind, input=shape, **self.parameters, **self.statistics, momentum=self.momentum,
-            epsilon=self.epsilon, activation=self.activation,
+            epsilon=self.epsilon, activation=self.activation, borrow_input=True,
         )  # fmt: skip
         return shape
 

@@ -242,6 +242,7 @@ class ForwardCall {
       state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
     }
     state->x = state->copy ? state->copy : reinterpret_cast<const float*>(x.walk.data);
+    state->x_step = state->copy ? plan.sample() : x.step;
     state->batch = batch;
     if (!masks_by_input(plan)) return;
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
@@ -651,8 +652,8 @@ class BackwardCall {
   }
 
   Runs kept(const Span& span) const {
-    return {const_cast<float*>(state_.x) + span.n * plan_.sample() + span.first,
-            span.samples > 1 ? plan_.sample() : plan_.length};
+    return {const_cast<float*>(state_.x) + span.n * state_.x_step + span.first,
+            span.samples > 1 ? state_.x_step : plan_.length};
   }
 
   Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
@@ -816,7 +817,7 @@ class BackwardCall {
     job.width = width;
     job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
     if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
-    job.x = {const_cast<float*>(state_.x) + first * plan_.sample() + c, plan_.sample()};
+    job.x = {const_cast<float*>(state_.x) + first * state_.x_step + c, state_.x_step};
     job.mean = state_.mean + c;
     job.r = state_.r + c;
     job.rest = state_.rest + c;
@@ -928,7 +929,7 @@ class BackwardCall {
     const size_t row = span.n * plan_.runs + span.first / plan_.length;
     job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
     if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
-    job->x[k] = state_.x + row * plan_.length;
+    job->x[k] = state_.x + span.n * state_.x_step + span.first;
     job->standard[k] = standard_at(row);
   }
 
