@@ -19,7 +19,6 @@ constexpr size_t kRegisters = 32;
 #endif
 
 constexpr size_t kSamplesAtOnce = 4;
-constexpr size_t kLineFloats = 16;
 constexpr size_t kShortSum = kRegisters == 32 ? 12 : 0;  // rows of two vectors that registers can hold
 
 // Rows whose dot products with so many samples are sums in registers. One sample alone waits for the memory, which
@@ -522,33 +521,95 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 
 // ---- combine and outer in one walk ----
 
-// The first column from c on that begins a cache line of the row g, or the end.
-OBN_INLINE size_t line_at(const float* g, size_t c, size_t columns) {
-  const size_t at = c + floats_before_line(g + c);
-  return at < columns ? at : columns;
-}
-
-// A few rows at a time: first what they give to out in a block of columns, then their gradient there, cut where its
-// cache lines begin.
-void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g) {
-  constexpr size_t kRows = 8, kBlock = 256;
-  for (size_t done = 0; done < part.rows; done += kRows) {
-    const size_t rows = part.rows - done < kRows ? part.rows - done : kRows, first = part.first + done;
-    const float* from = static_cast<const float*>(m.data) + first * m.row;
-    const float* next = !m.is_far ? nullptr : rows < part.rows - done ? from + rows * m.row : from;
-    for (size_t c = 0; c < m.columns; c += kBlock) {
-      const size_t end = m.columns - c < kBlock ? m.columns : c + kBlock;
-      combine_columns<Float32>(from + c, m.row, end - c, rows, {next, m.columns - c}, u.data + first, u.row, n, out + c,
-                               out_row, done > 0);
-      for (size_t r = first; r < first + rows; ++r) {
-        float* to = reinterpret_cast<float*>(g.data) + r * g.row;
-        const size_t begin = c == 0 ? 0 : line_at(to, c, m.columns);
-        outer_streamed(u, u.data + r, v, v.data + begin, n, line_at(to, end, m.columns) - begin, to + begin);
+// Line by line: what kRows rows give to out, then their gradients. All is read before anything is written: a load waits
+// for an earlier store that lies a multiple of a page away, as out and v often do. g is aligned to a cache line, and
+// columns are whole ones.
+template <size_t kSamples, size_t kRows>
+[[gnu::noinline]] static void sweep_tile(const float* m, size_t row, size_t columns, const float* u, size_t u_row,
+                                         const float* v, size_t v_row, float* out, size_t out_row, bool start,
+                                         float* g, size_t g_row) {
+  F factor[kRows][kSamples];
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) factor[r][s] = splat(u[s * u_row + r]);
+  }
+  for (size_t line = 0; line < columns; line += kLineFloats) {
+    F values[kLineFloats / kLanes][kSamples];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kLineFloats / kLanes; ++i) {
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) values[i][s] = held(load(v + s * v_row + line + i * kLanes));
+    }
+#pragma GCC unroll 4
+    for (size_t c = line; c < line + kLineFloats; c += kLanes) {
+      F total[kSamples];
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) total[s] = start ? load(out + s * out_row + c) : F{};
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        const F weight = load(m + r * row + c);
+#pragma GCC unroll 8
+        for (size_t s = 0; s < kSamples; ++s) total[s] = fused(factor[r][s], weight, total[s]);
+      }
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kLineFloats / kLanes; ++i) {
+        F total = factor[r][0] * values[i][0];
+#pragma GCC unroll 8
+        for (size_t s = 1; s < kSamples; ++s) total = fused(factor[r][s], values[i][s], total);
+        stream(g + r * g_row + line + i * kLanes, total);
       }
     }
   }
+}
+
+// kRows rows from `first` on; what lies before the first cache line of g and after the last goes the usual way.
+template <size_t kSamples, size_t kRows>
+OBN_INLINE void sweep_rows(const Matrix& m, size_t first, const Floats& u, const Floats& v, float* out, size_t out_row,
+                           bool start, const Gradient& g) {
+  const float* from = static_cast<const float*>(m.data) + first * m.row;
+  const float* factors = u.data + first;
+  float* to = reinterpret_cast<float*>(g.data) + first * g.row;
+  const auto apart = [&](size_t c, size_t columns) {
+    if (columns == 0) return;
+    combine_tile<Float32, kSamples, kRows>(from + c, m.row, columns, {nullptr, columns}, factors, u.row, out + c,
+                                           out_row, start);
+    for (size_t r = 0; r < kRows; ++r)
+      outer_row(u, factors + r, v, v.data + c, kSamples, columns, to + r * g.row + c, false);
+  };
+  size_t before = floats_before_line(to);
+  if (before > m.columns) before = m.columns;
+  const size_t columns = (m.columns - before) / kLineFloats * kLineFloats, end = before + columns;
+  apart(0, before);
+  sweep_tile<kSamples, kRows>(from + before, m.row, columns, factors, u.row, v.data + before, v.row, out + before,
+                              out_row, start, to + before, g.row);
+  apart(end, m.columns - end);
+}
+
+template <size_t kSamples>
+void sweep_samples(const Matrix& m, const Part& part, const Floats& u, const Floats& v, float* out, size_t out_row,
+                   const Gradient& g) {
+  constexpr size_t kRows = combine_rows_for(kSamples);
+  size_t done = 0;
+  for (; done + kRows <= part.rows; done += kRows)
+    sweep_rows<kSamples, kRows>(m, part.first + done, u, v, out, out_row, done > 0, g);
+  for (; done < part.rows; ++done)
+    sweep_rows<kSamples, 1>(m, part.first + done, u, v, out, out_row, done > 0, g);
   fence();
+}
+
+void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
+           const Gradient& g) {
+  switch (n) {
+    case 1: return sweep_samples<1>(m, part, u, v, out, out_row, g);
+    case 2: return sweep_samples<2>(m, part, u, v, out, out_row, g);
+    default: return sweep_samples<3>(m, part, u, v, out, out_row, g);
+  }
 }
 
 }  // namespace
