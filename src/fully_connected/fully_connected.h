@@ -76,8 +76,9 @@ struct Kernels {
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
   // combine and outer for the same u in one walk, so that reading and writing overlap: float32, n <= kMostSwept, and g
   // goes past the caches, its rows whole cache lines apart. The same bits as one after the other.
+  // work: 2 · n · (columns + 2048)
   void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
-                size_t out_row, const Gradient& g);
+                size_t out_row, const Gradient& g, float* work);
   size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 

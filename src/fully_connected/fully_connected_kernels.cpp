@@ -521,13 +521,23 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 
 // ---- combine and outer in one walk ----
 
-// Line by line: what kRows rows give to out, then their gradients. All is read before anything is written: a load waits
-// for an earlier store that lies a multiple of a page away, as out and v often do. g is aligned to a cache line, and
-// columns are whole ones.
+// A load waits for an earlier store that lies a multiple of a page away, so what is read and written in turn is kept
+// apart by parts of a page: m is read where g is written, or far from it; sums and v are moved to where neither is.
+constexpr size_t kPageFloats = 4096 / sizeof(float);
+
+// The first place from p on that lies `floats` behind g, but for whole pages.
+OBN_INLINE float* placed_behind(float* p, const float* g, size_t floats) {
+  const size_t distance = (reinterpret_cast<uintptr_t>(g + floats) - reinterpret_cast<uintptr_t>(p)) / sizeof(float);
+  return p + distance % kPageFloats;
+}
+
+// Line by line: what kRows rows of m give to out, then as many values of their gradients, which v and g begin with. All
+// is read before anything is written. g is aligned to a cache line.
 template <size_t kSamples, size_t kRows>
-[[gnu::noinline]] static void sweep_tile(const float* m, size_t row, size_t columns, const float* u, size_t u_row,
-                                         const float* v, size_t v_row, float* out, size_t out_row, bool start,
-                                         float* g, size_t g_row) {
+[[gnu::noinline]] static void sweep_tile(const float* m, size_t row, const float* u, size_t u_row, float* out,
+                                         size_t out_row, bool start, const float* v, size_t v_row, float* g,
+                                         size_t g_row, size_t columns) {
+  constexpr size_t kVectors = kLineFloats / kLanes;
   F factor[kRows][kSamples];
 #pragma GCC unroll 8
   for (size_t r = 0; r < kRows; ++r) {
@@ -535,9 +545,9 @@ template <size_t kSamples, size_t kRows>
     for (size_t s = 0; s < kSamples; ++s) factor[r][s] = splat(u[s * u_row + r]);
   }
   for (size_t line = 0; line < columns; line += kLineFloats) {
-    F values[kLineFloats / kLanes][kSamples];
+    F values[kVectors][kSamples];
 #pragma GCC unroll 4
-    for (size_t i = 0; i < kLineFloats / kLanes; ++i) {
+    for (size_t i = 0; i < kVectors; ++i) {
 #pragma GCC unroll 8
       for (size_t s = 0; s < kSamples; ++s) values[i][s] = held(load(v + s * v_row + line + i * kLanes));
     }
@@ -558,7 +568,7 @@ template <size_t kSamples, size_t kRows>
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-      for (size_t i = 0; i < kLineFloats / kLanes; ++i) {
+      for (size_t i = 0; i < kVectors; ++i) {
         F total = factor[r][0] * values[i][0];
 #pragma GCC unroll 8
         for (size_t s = 1; s < kSamples; ++s) total = fused(factor[r][s], values[i][s], total);
@@ -568,47 +578,68 @@ template <size_t kSamples, size_t kRows>
   }
 }
 
-// kRows rows from `first` on; what lies before the first cache line of g and after the last goes the usual way.
+// kRows rows from `first` on. Both m and g are walked from a whole cache line on, wherever those are; what lies before
+// and behind goes the usual way. Where m would be read shortly behind what was written, its walk begins as much later.
 template <size_t kSamples, size_t kRows>
 OBN_INLINE void sweep_rows(const Matrix& m, size_t first, const Floats& u, const Floats& v, float* out, size_t out_row,
                            bool start, const Gradient& g) {
   const float* from = static_cast<const float*>(m.data) + first * m.row;
   const float* factors = u.data + first;
   float* to = reinterpret_cast<float*>(g.data) + first * g.row;
-  const auto apart = [&](size_t c, size_t columns) {
-    if (columns == 0) return;
-    combine_tile<Float32, kSamples, kRows>(from + c, m.row, columns, {nullptr, columns}, factors, u.row, out + c,
+  const auto combine_some = [&](size_t c, size_t end) {
+    if (c == end) return;
+    combine_tile<Float32, kSamples, kRows>(from + c, m.row, end - c, {nullptr, end - c}, factors, u.row, out + c,
                                            out_row, start);
-    for (size_t r = 0; r < kRows; ++r)
-      outer_row(u, factors + r, v, v.data + c, kSamples, columns, to + r * g.row + c, false);
   };
-  size_t before = floats_before_line(to);
-  if (before > m.columns) before = m.columns;
-  const size_t columns = (m.columns - before) / kLineFloats * kLineFloats, end = before + columns;
-  apart(0, before);
-  sweep_tile<kSamples, kRows>(from + before, m.row, columns, factors, u.row, v.data + before, v.row, out + before,
-                              out_row, start, to + before, g.row);
-  apart(end, m.columns - end);
+  const auto outer_some = [&](size_t c, size_t end) {
+    for (size_t r = 0; r < kRows; ++r)
+      outer_row(u, factors + r, v, v.data + c, kSamples, end - c, to + r * g.row + c, false);
+  };
+  constexpr size_t kShortly = kPageFloats / 4;
+  const size_t of_g = floats_before_line(to), line_of_m = floats_before_line(from);
+  const size_t behind =
+      (reinterpret_cast<uintptr_t>(to + of_g) - reinterpret_cast<uintptr_t>(from + line_of_m)) / sizeof(float);
+  const size_t of_m = line_of_m + (behind % kPageFloats <= kShortly ? behind % kPageFloats : 0);
+  const size_t later = of_m > of_g ? of_m : of_g;
+  const size_t columns = m.columns > later ? (m.columns - later) / kLineFloats * kLineFloats : 0;
+  if (columns == 0) {
+    combine_some(0, m.columns);
+    return outer_some(0, m.columns);
+  }
+  combine_some(0, of_m);
+  outer_some(0, of_g);
+  sweep_tile<kSamples, kRows>(from + of_m, m.row, factors, u.row, out + of_m, out_row, start, v.data + of_g, v.row,
+                              to + of_g, g.row, columns);
+  combine_some(of_m + columns, m.columns);
+  outer_some(of_g + columns, m.columns);
 }
 
 template <size_t kSamples>
 void sweep_samples(const Matrix& m, const Part& part, const Floats& u, const Floats& v, float* out, size_t out_row,
-                   const Gradient& g) {
+                   const Gradient& g, float* work) {
   constexpr size_t kRows = combine_rows_for(kSamples);
+  const float* to = reinterpret_cast<const float*>(g.data) + part.first * g.row;
+  const size_t step = (m.columns + kPageFloats - 1) / kPageFloats * kPageFloats;
+  float* values = placed_behind(work, to, kPageFloats / 2);
+  float* sums = placed_behind(values + kSamples * step, to, kPageFloats / 4);
+  for (size_t s = 0; s < kSamples; ++s)
+    std::memcpy(values + s * step, v.data + s * v.row, m.columns * sizeof(float));
   size_t done = 0;
   for (; done + kRows <= part.rows; done += kRows)
-    sweep_rows<kSamples, kRows>(m, part.first + done, u, v, out, out_row, done > 0, g);
+    sweep_rows<kSamples, kRows>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
   for (; done < part.rows; ++done)
-    sweep_rows<kSamples, 1>(m, part.first + done, u, v, out, out_row, done > 0, g);
+    sweep_rows<kSamples, 1>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
+  for (size_t s = 0; s < kSamples; ++s)
+    std::memcpy(out + s * out_row, sums + s * step, m.columns * sizeof(float));
   fence();
 }
 
 void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g) {
+           const Gradient& g, float* work) {
   switch (n) {
-    case 1: return sweep_samples<1>(m, part, u, v, out, out_row, g);
-    case 2: return sweep_samples<2>(m, part, u, v, out, out_row, g);
-    default: return sweep_samples<3>(m, part, u, v, out, out_row, g);
+    case 1: return sweep_samples<1>(m, part, u, v, out, out_row, g, work);
+    case 2: return sweep_samples<2>(m, part, u, v, out, out_row, g, work);
+    default: return sweep_samples<3>(m, part, u, v, out, out_row, g, work);
   }
 }
 
