@@ -419,6 +419,33 @@ def test_sequences_are_learned_saved_and_frozen(tmp_path):
     assert "attention_1.value_weights" not in same
 
 
+def test_attention_drops_in_training_alone_and_can_be_repeated():
+    def made(dropout, seed=1):
+        return Network([Attention(2, dropout=dropout), Dense(2)], input=(6, 4), seed=seed)
+
+    random = np.random.default_rng(0)
+    x, labels = random.normal(size=(8, 6, 4)).astype(np.float32), random.integers(2, size=8)
+    plain, first, again, other = made(0.0), made(0.5), made(0.5), made(0.5, seed=2)
+    plain.load_state(first.state())
+    assert_same_bits(plain.predict(x), first.predict(x))
+    losses = [[network.train_step(x, labels) for _ in range(5)] for network in (first, again)]
+    assert losses[0] == losses[1]
+    assert losses[0] != [plain.train_step(x, labels) for _ in range(5)]
+    assert losses[0][0] != other.train_step(x, labels)
+    one, two = (first.forward(x, training=True).copy() for _ in range(2))
+    assert not np.array_equal(one, two)
+    assert_same_bits(first.predict(x), first.predict(x))
+
+    # what backward gives belongs to what was dropped: two new networks drop the same
+    weights = random.normal(size=(8, 2)).astype(np.float32)
+    one, two = made(0.5), made(0.5)
+    before = np.vdot(one.forward(x, training=True), weights)
+    gradient = one.backward(weights)
+    length = np.linalg.norm(gradient)
+    after = np.vdot(two.forward(x + 0.01 * gradient / length, training=True), weights)
+    assert after - before == pytest.approx(0.01 * length, rel=0.05)
+
+
 def test_the_loss_behind_rows_is_that_of_rows():
     x, y = random_batch(4, 5, 3), np.arange(20).reshape(4, 5) % 2
     by_rows, flat = (Network([b], input=s, seed=3) for b, s in (
