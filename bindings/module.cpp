@@ -236,19 +236,21 @@ int execute(PyObject* module) {
   for (PyMethodDef* methods :
        {activation_methods, arithmetic_methods, attention_methods, clip_methods, convolution_methods,
         fully_connected_methods, fused_methods, loss_methods, matmul_methods, normalization_methods, optimizer_methods,
-        pooling_methods, quantization_methods, random_methods, weighted_methods})
+        pooling_methods, program_methods, quantization_methods, random_methods, weighted_methods})
     if (PyModule_AddFunctions(module, methods) != 0) return -1;
   bool complete = (state->filter_type = add_type(module, &filter_spec)) &&
                   (state->parameter_type = add_type(module, &parameter_spec)) &&
                   (state->tensors_type = add_type(module, &tensors_spec)) &&
                   (state->generator_type = add_type(module, &generator_spec)) &&
+                  (state->program_type = add_type(module, &program_spec)) &&
                   (state->conform = import_name("openbnns._spec", "conform")) &&
                   (state->allocate = import_name("openbnns._spec", "allocate")) &&
                   (state->empty = import_name("numpy", "empty")) &&
                   (state->itemsize = PyUnicode_InternFromString("itemsize")) &&
                   (state->layer_creation_error = import_name("openbnns._errors", "LayerCreationError")) &&
                   (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError")) &&
-                  (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError"));
+                  (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError")) &&
+                  (state->training_error = import_name("openbnns._errors", "TrainingError"));
   return complete ? 0 : -1;
 }
 
@@ -258,6 +260,7 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->parameter_type);
   Py_VISIT(state->tensors_type);
   Py_VISIT(state->generator_type);
+  Py_VISIT(state->program_type);
   Py_VISIT(state->conform);
   Py_VISIT(state->allocate);
   Py_VISIT(state->empty);
@@ -265,6 +268,7 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->layer_creation_error);
   Py_VISIT(state->layer_apply_error);
   Py_VISIT(state->optimizer_step_error);
+  Py_VISIT(state->training_error);
   return 0;
 }
 
@@ -274,6 +278,7 @@ int clear(PyObject* module) {
   Py_CLEAR(state->parameter_type);
   Py_CLEAR(state->tensors_type);
   Py_CLEAR(state->generator_type);
+  Py_CLEAR(state->program_type);
   Py_CLEAR(state->conform);
   Py_CLEAR(state->allocate);
   Py_CLEAR(state->empty);
@@ -281,6 +286,7 @@ int clear(PyObject* module) {
   Py_CLEAR(state->layer_creation_error);
   Py_CLEAR(state->layer_apply_error);
   Py_CLEAR(state->optimizer_step_error);
+  Py_CLEAR(state->training_error);
   return 0;
 }
 

@@ -650,14 +650,19 @@ class Attention(Block):
         causal: each row sees itself and those before it.
         bias: whether the four projections have one.
         initializer: of the weights, see ``initial``.
+        dropout: share of the probabilities that training sets to 0, others in every step. Which
+            ones follows from the network's seed and the number of its steps since it was made or
+            loaded.
 
-    See also: ``MultiheadAttention``, which has more: other keys and values, masks, dropout.
+    See also: ``MultiheadAttention``, which has what needs a second input: other keys and values,
+    and masks.
     """
 
     heads: int
     causal: bool = False
     bias: bool = True
     initializer: Initializer = "xavier"
+    dropout: float = 0.0
 
     needs_output = False
 
@@ -676,20 +681,28 @@ class Attention(Block):
             self.parameters[f"{word}_weights"] = weights.reshape(*outer, width)
             if self.bias:
                 self.parameters[f"{word}_bias"] = np.zeros(outer, np.float32)
-        query, key, value, output = (
+        projections = [
             Projection(self.parameters[f"{word}_weights"], self.parameters.get(f"{word}_bias"))
             for word in _PROJECTIONS
-        )
-        self._layer = MultiheadAttention(
-            query, key, value, output, lengths=shape[0], causal=self.causal
-        )
+        ]
+        options: dict[str, Any] = {"lengths": shape[0], "causal": self.causal}
+        self._layer = self._trained = MultiheadAttention(*projections, **options)
+        if self.dropout != 0:
+            self._trained = MultiheadAttention(
+                *projections, **options, dropout=self.dropout, seed=int(random.integers(1, 1 << 32))
+            )
         return shape
 
+    def close(self) -> None:
+        self._layer.close()
+        self._trained.close()
+
     def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
-        return {"cache": ((-(-self._layer.cache_bytes(batch) // 8),), "uint64")}
+        return {"cache": ((-(-self._trained.cache_bytes(batch) // 8),), "uint64")}
 
     def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
-        self._layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
+        layer = self._trained if training else self._layer
+        layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
 
     def backward(
         self,
@@ -704,7 +717,7 @@ class Attention(Block):
         targets = {name.replace("_", "."): array for name, array in gradients.items()}
         if input_gradient is not None:  # one array for three inputs receives the sum
             targets |= {f"{word}.input": input_gradient for word in _PROJECTIONS[:3]}
-        self._layer.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
+        self._trained.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
 
 
 _PROJECTIONS = ("query", "key", "value", "output")
