@@ -99,6 +99,17 @@ Span span_of(const Plan& plan, size_t batch, size_t group) {
   return {group / in_sample, 1, group % in_sample * length, length};
 }
 
+// Of rows, where a group is a run: `count` of them. One division for all.
+void set_spans(const Plan& plan, size_t first, size_t count, Span* spans) {
+  size_t n = first / plan.runs, run = first - n * plan.runs;
+  for (size_t k = 0; k < count; ++k) {
+    spans[k] = {n, 1, run * plan.length, plan.length};
+    if (++run < plan.runs) continue;
+    run = 0;
+    ++n;
+  }
+}
+
 // Kernels can work on it where it lies.
 bool is_ready(const Plan& plan, const Tensor& t) {
   if (t.walk.type != BNNSDataTypeFloat32) return false;
@@ -419,8 +430,9 @@ class ForwardCall {
     const size_t length = plan_.length, run = first % plan_.runs;
     RowForward job;
     Span spans[kRowsTogether];
+    set_spans(plan_, first, count, spans);
     for (size_t k = 0; k < count; ++k) {
-      const Span span = spans[k] = span_of(plan_, batch_, first + k);
+      const Span& span = spans[k];
       float* stage = x_ready_ && y_ready_ ? nullptr
                      : work_.stage        ? work_.stage + (first + k) * length
                                           : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
