@@ -926,7 +926,7 @@ class BackwardCall {
   }
   // What row k reads; dz is in the stage, if there is one.
   void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
-    const size_t row = span.n * plan_.runs + span.first / plan_.length;
+    const size_t row = span.n * plan_.runs + (plan_.runs == 1 ? 0 : span.first / plan_.length);
     job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
     if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
     job->x[k] = state_.x + span.n * state_.x_step + span.first;
@@ -942,9 +942,10 @@ class BackwardCall {
     job.dgamma = dbeta ? dbeta + length : nullptr;
     job.stream = stream_;
     job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
+    if (!rows_.by_run) set_spans(plan_, row_at(block, first), count, spans);
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
-      spans[k] = span_of(plan_, batch_, row);
+      if (rows_.by_run) spans[k] = span_of(plan_, batch_, row);
       if (stages_) {
         stages[k] = work_.stage ? work_.stage + row * length
                                 : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
