@@ -99,6 +99,17 @@ Span span_of(const Plan& plan, size_t batch, size_t group) {
   return {group / in_sample, 1, group % in_sample * length, length};
 }
 
+// Of rows, where a group is a run: `count` of them. One division for all.
+void set_spans(const Plan& plan, size_t first, size_t count, Span* spans) {
+  size_t n = first / plan.runs, run = first - n * plan.runs;
+  for (size_t k = 0; k < count; ++k) {
+    spans[k] = {n, 1, run * plan.length, plan.length};
+    if (++run < plan.runs) continue;
+    run = 0;
+    ++n;
+  }
+}
+
 // Kernels can work on it where it lies.
 bool is_ready(const Plan& plan, const Tensor& t) {
   if (t.walk.type != BNNSDataTypeFloat32) return false;
@@ -419,8 +430,9 @@ class ForwardCall {
     const size_t length = plan_.length, run = first % plan_.runs;
     RowForward job;
     Span spans[kRowsTogether];
+    set_spans(plan_, first, count, spans);
     for (size_t k = 0; k < count; ++k) {
-      const Span span = spans[k] = span_of(plan_, batch_, first + k);
+      const Span& span = spans[k];
       float* stage = x_ready_ && y_ready_ ? nullptr
                      : work_.stage        ? work_.stage + (first + k) * length
                                           : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
@@ -926,7 +938,7 @@ class BackwardCall {
   }
   // What row k reads; dz is in the stage, if there is one.
   void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
-    const size_t row = span.n * plan_.runs + span.first / plan_.length;
+    const size_t row = span.n * plan_.runs + (plan_.runs == 1 ? 0 : span.first / plan_.length);
     job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
     if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
     job->x[k] = state_.x + span.n * state_.x_step + span.first;
@@ -942,9 +954,10 @@ class BackwardCall {
     job.dgamma = dbeta ? dbeta + length : nullptr;
     job.stream = stream_;
     job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
+    if (!rows_.by_run) set_spans(plan_, row_at(block, first), count, spans);
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
-      spans[k] = span_of(plan_, batch_, row);
+      if (rows_.by_run) spans[k] = span_of(plan_, batch_, row);
       if (stages_) {
         stages[k] = work_.stage ? work_.stage + row * length
                                 : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
