@@ -189,7 +189,8 @@ struct PackedRun {
   }
   Shared shared(float* work) const {
     const bool is_float = packing.word_values == 1;
-    const bool packs_a = !is_float || !is_a_in_place(p, p.n, packing.tile_columns);
+    const bool widens_b = is_b_widened(p, cut.rows, packing.tile_rows);
+    const bool packs_a = !is_float || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
     const bool packs_b = !is_float || !is_b_in_place(p);
     const size_t words_of_a = words_of(p.m, p, packing.word_values);
     const bool a_pays = cut.across * words_of_a >= kFewestShared;
@@ -266,6 +267,7 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   Product floats = p;
   floats.a.type = floats.b.type = BNNSDataTypeFloat32;
   const Way way = way_of(floats, kernels);
+  if (way == Way::packed && is_b_widened(p, p.m, kernels.floats.tile_rows)) return {.way = way};
   const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
   if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
     return {.way = Way::packed, .as_pairs = true};

@@ -9,7 +9,7 @@ namespace {
 
 using obn::gemm::Steps;
 
-struct PairStep {
+struct PairStep : WordsOfB {
   OBN_INLINE F spread(const float* a) {
     int32_t word;
     std::memcpy(&word, a, sizeof word);
