@@ -111,10 +111,20 @@ void check_kernels(const KernelCase& k, Random& random) {
       std::vector<float> y(expected.size() + 1, -7.0f);
       std::vector<uint8_t> got(winners.size() + 1, 77);
       const Planes to = {y.data(), windows.columns, count, k.o * count};
-      windows::maxima(*target.kernels, plan, {{from, centre.data()}, w.data(), bias.data(), low, clips, to, got.data()},
-                      1);
-      CHECK(std::equal(expected.begin(), expected.end(), y.begin()) && y.back() == -7.0f, "y on %s", target.name.c_str());
-      CHECK(std::equal(winners.begin(), winners.end(), got.begin()) && got.back() == 77, "winners on %s", target.name.c_str());
+      std::vector<float> shared(k.o * 12);
+      for (const bool shares : {false, true}) {
+        if (shares && !windows::shares_weights(plan)) continue;
+        if (shares) windows::share_weights(plan, w.data(), shared.data());
+        std::fill(y.begin(), y.end(), -7.0f);
+        std::fill(got.begin(), got.end(), uint8_t{77});
+        windows::maxima(*target.kernels, plan,
+                        {{from, centre.data()}, w.data(), shares ? shared.data() : nullptr, bias.data(), low, clips, to,
+                         got.data()},
+                        1);
+        const char* on = target.name.c_str();
+        CHECK(std::equal(expected.begin(), expected.end(), y.begin()) && y.back() == -7.0f, "y on %s", on);
+        CHECK(std::equal(winners.begin(), winners.end(), got.begin()) && got.back() == 77, "winners on %s", on);
+      }
       if (!plan.in_pairs) continue;
       std::vector<double> totals(sums.size(), -1.0);
       std::vector<std::byte> work(windows::winner_sums_bytes(plan));
@@ -342,19 +352,22 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 constexpr double kNear = 2e-5;
 
-void compare(const Setup& s, uint64_t seed, unsigned wanted = 31) {
+// Without Winograd's algorithm the outputs are those of the pair and the pooling to the bit.
+void compare(const Setup& s, uint64_t seed, unsigned wanted, bool winograd) {
   Trio one(s, seed), other(s, seed);
   one.make_fused();
   other.make_separate();
   if (!one.fused || !other.pair || !other.pool) return;
+  if (!winograd) obn_filter_set_winograd(one.fused, 0);
+  const bool is_near = s.is_joined && winograd;
   const std::string text = s.text();
   CHECK(one.keeps_between() != s.is_joined, "%s: one pass or not", text.c_str());
   CHECK(one.apply() == 0, "%s: %s", text.c_str(), obn_last_error());
   CHECK(one.apply_backward(wanted, s.last != BNNSActivationFunctionIdentity) == 0, "%s: %s", text.c_str(),
         obn_last_error());
   other.run_separate(wanted);
-  CHECK(same_bits(one.y.memory, other.y.memory), "%s: y differs by %g", text.c_str(),
-        apart(one.y.memory, other.y.memory));
+  CHECK(is_near ? apart(one.y.memory, other.y.memory) < 1e-6 : same_bits(one.y.memory, other.y.memory),
+        "%s: y differs by %g", text.c_str(), apart(one.y.memory, other.y.memory));
   CHECK(same_bits(one.mean, other.mean) && same_bits(one.variance, other.variance), "%s: running statistics",
         text.c_str());
   const struct {
@@ -373,12 +386,17 @@ void compare(const Setup& s, uint64_t seed, unsigned wanted = 31) {
   // An inference in between does not disturb what is kept.
   CHECK(one.apply(false) == 0, "%s: %s", text.c_str(), obn_last_error());
   other.run_separate(0, false);
-  CHECK(same_bits(one.y.memory, other.y.memory), "%s: inference", text.c_str());
+  CHECK(is_near ? apart(one.y.memory, other.y.memory) < 1e-6 : same_bits(one.y.memory, other.y.memory),
+        "%s: inference", text.c_str());
   if (!s.accumulate && s.last == BNNSActivationFunctionIdentity) {
     const std::vector<float> dw = one.dw, dx = one.dx.memory;
     CHECK(one.apply_backward(wanted, false) == 0 && same_bits(dw, one.dw) && same_bits(dx, one.dx.memory),
           "%s: again", text.c_str());
   }
+}
+void compare(const Setup& s, uint64_t seed, unsigned wanted = 31) {
+  compare(s, seed, wanted, true);
+  if (s.is_joined) compare(s, seed, wanted, false);
 }
 
 }  // namespace

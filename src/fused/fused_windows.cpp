@@ -90,6 +90,17 @@ bool make_plan(const Problem& s, const Windows& w, Plan* plan) {
   return true;
 }
 
+bool shares_weights(const Plan& plan) { return plan.in_pairs && plan.stage.problem.in_channels == 1; }
+
+void share_weights(const Plan& plan, const float* w, float* to) {
+  for (size_t row = 0; row < 3 * plan.stage.problem.out_channels; ++row, w += 3, to += 4) {
+    to[0] = w[0];
+    to[1] = 0.5f * (w[0] + w[1] + w[2]);
+    to[2] = 0.5f * (w[0] - w[1] + w[2]);
+    to[3] = w[2];
+  }
+}
+
 void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t threads) {
   const Problem& s = plan.stage.problem;
   for (size_t i = 0; i < s.out_channels * plan.taps; ++i) call.most_weight += std::fabs(call.w[i]);

@@ -40,6 +40,7 @@ struct Plan {
 struct Maxima {
   convolution::narrow::Taps x;
   const float* w;            // (O, T)
+  const float* shared;       // what share_weights() makes of it, or NULL: Winograd's algorithm is not allowed
   const float* bias;         // (O)
   float low;
   bool clips;                // values that are not above 0 pass no gradient
@@ -66,6 +67,9 @@ extern const Targets<Kernels> targets;
 // False: the shapes are not for this.
 bool make_plan(const convolution::Problem& problem, const Windows& windows, Plan* plan);
 
+// to (O, 12), for plans in pairs of one channel: the weights of Winograd's algorithm along the rows of the kernel.
+bool shares_weights(const Plan& plan);
+void share_weights(const Plan& plan, const float* w, float* to);
 void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t threads);
 size_t winner_sums_bytes(const Plan& plan);  // of work
 void winner_sums(const Kernels& kernels, const Plan& plan, const WinnerSums& call, size_t threads, double* sums,
