@@ -1,15 +1,16 @@
-// Calls of openbnns/fused.py. The two layers come as the descriptions of their own families.
+// Calls of openbnns/fused.py. The two or three layers come as the descriptions of their own families.
 #include <array>
 
 #include "arithmetic.h"
 #include "normalization.h"
+#include "pooling.h"
 #include "quantization.h"
 #include "weighted.h"
 
 namespace obn::door {
 namespace {
 
-// Operands: those of the first layer, the output of the second, its parameters.
+// Operands: those of the first layer, the output of the last, the parameters of the second.
 enum { kResult = kWeightedOperands, kSecond };
 
 static_assert(kArithmeticOperands <= kResult);
@@ -69,15 +70,16 @@ struct First {
   }
 };
 
-// name, type of the first layer, its description, output, type of the second layer, its description, winograd (1, 0,
-// or -1: the library's setting), threads, copy_parameters
+// name, type of the first layer, its description, output, type of the second layer, its description, description of a
+// pooling behind them or None, winograd (1, 0, or -1: the library's setting), threads, copy_parameters
 PyObject* fused_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *first_tuple, *output, *second_tuple;
+  PyObject *name, *first_tuple, *output, *second_tuple, *third_tuple;
   unsigned first_kind, second_kind;
   Py_ssize_t threads;
   int winograd, copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UIO!OIO!inp:fused_create", &name, &first_kind, &PyTuple_Type, &first_tuple, &output,
-                        &second_kind, &PyTuple_Type, &second_tuple, &winograd, &threads, &copy_parameters))
+  if (!PyArg_ParseTuple(arguments, "UIO!OIO!Oinp:fused_create", &name, &first_kind, &PyTuple_Type, &first_tuple,
+                        &output, &second_kind, &PyTuple_Type, &second_tuple, &third_tuple, &winograd, &threads,
+                        &copy_parameters))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::fused);
@@ -91,8 +93,15 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   const BNNSNDArrayDescriptor& between = filter->operands[first.output].descriptor;
   const BNNSNDArrayDescriptor& result = filter->operands[kResult].descriptor;
   Operand* operands = &filter->operands[kSecond];
-  BNNSFilterType types[2] = {first.type, BNNSQuantization};
-  const void* blocks[2] = {first.block, &quantizer.layer};
+  BNNSLayerParametersPooling pooling = {};
+  BNNSFilterType types[3] = {first.type, BNNSQuantization, OBN_FILTER_POOLING};
+  const void* blocks[3] = {first.block, &quantizer.layer, &pooling};
+  const bool has_pooling = third_tuple != Py_None;
+  if (has_pooling) {
+    if (!parse_pooling(filter.get(), third_tuple, &pooling)) return nullptr;
+    pooling.i_desc = between;
+    pooling.o_desc = result;
+  }
   if (second_kind == BNNSQuantization) {
     if (!parse_quantization(call, filter.get(), second_tuple, copy_parameters, operands, &quantizer)) return nullptr;
     quantizer.layer.i_desc = between;
@@ -100,7 +109,7 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   } else {
     if (!parse_normalization(call, filter.get(), second_tuple, copy_parameters, operands, &norm)) return nullptr;
     norm.layer.i_desc = between;
-    norm.layer.o_desc = result;
+    norm.layer.o_desc = has_pooling ? between : result;
     types[1] = norm.type;
     blocks[1] = &norm.layer;
     if (norm.has_beta) filter->flags |= given(kFirstOfNorm);
@@ -109,7 +118,7 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   BNNSFilterParameters options = {};
   if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
   options.n_threads = static_cast<size_t>(threads);
-  BNNSFilter handle = BNNSFilterCreateFusedLayer(2, types, blocks, &options);
+  BNNSFilter handle = BNNSFilterCreateFusedLayer(has_pooling ? 3 : 2, types, blocks, &options);
   if (handle && winograd >= 0) obn_filter_set_winograd(handle, winograd);
   return filter.open(handle);
 }

@@ -1,30 +1,50 @@
 // Calls of openbnns/pooling.py.
-#include "array.h"
+#include "pooling.h"
 
 namespace obn::door {
+
+bool parse_pooling(FilterObject* filter, PyObject* tuple, BNNSLayerParametersPooling* layer) {
+  unsigned function;
+  Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right;
+  PyObject* activation;
+  if (!PyArg_ParseTuple(tuple, "I(nn)(nn)(nn)(nnnn)O:pooling", &function, &kh, &kw, &sh, &sw, &dh, &dw, &up, &down,
+                        &left, &right, &activation) ||
+      !parse_activation(activation, filter, &layer->activation))
+    return false;
+  layer->pooling_function = static_cast<BNNSPoolingFunction>(function);
+  layer->k_height = static_cast<size_t>(kh);
+  layer->k_width = static_cast<size_t>(kw);
+  layer->y_stride = static_cast<size_t>(sh);
+  layer->x_stride = static_cast<size_t>(sw);
+  layer->y_dilation_stride = static_cast<size_t>(dh);
+  layer->x_dilation_stride = static_cast<size_t>(dw);
+  layer->pad[0] = static_cast<size_t>(left);
+  layer->pad[1] = static_cast<size_t>(right);
+  layer->pad[2] = static_cast<size_t>(up);
+  layer->pad[3] = static_cast<size_t>(down);
+  return true;
+}
+
 namespace {
 
 enum { kInput, kOutput, kBias, kIndices32, kIndices64, kPoolingOperands };  // operands
 enum { kHasBias = 1, kWritesIndices = 2, kReadsIndices = 4 };  // flags
 
-// name, input, output, bias spec, two index specs, bias or None, activation, function, (kh, kw), (sh, sw), (dh, dw),
-// (up, down, left, right), threads, copy_parameters
+// name, input, output, bias spec, two index specs, bias or None, description, threads, copy_parameters
 PyObject* pooling_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *operands[kPoolingOperands], *bias, *activation;
-  unsigned function;
-  Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right, threads;
+  PyObject *name, *operands[kPoolingOperands], *bias, *description;
+  Py_ssize_t threads;
   int copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UOOOOOOOI(nn)(nn)(nn)(nnnn)np:pooling_create", &name, &operands[kInput],
-                        &operands[kOutput], &operands[kBias], &operands[kIndices32], &operands[kIndices64], &bias,
-                        &activation, &function, &kh, &kw, &sh, &sw, &dh, &dw, &up, &down, &left, &right, &threads,
-                        &copy_parameters))
+  if (!PyArg_ParseTuple(arguments, "UOOOOOOO!np:pooling_create", &name, &operands[kInput], &operands[kOutput],
+                        &operands[kBias], &operands[kIndices32], &operands[kIndices64], &bias, &PyTuple_Type,
+                        &description, &threads, &copy_parameters))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::pooling);
   if (!filter.parse_operands(operands, kPoolingOperands)) return nullptr;
 
   BNNSLayerParametersPooling layer = {};
-  if (!parse_activation(activation, filter.get(), &layer.activation)) return nullptr;
+  if (!parse_pooling(filter.get(), description, &layer)) return nullptr;
   Array bias_array;
   if (bias != Py_None) {
     if (!take_parameter(call, filter.get(), bias, filter->operands[kBias], "bias", copy_parameters, bias_array,
@@ -34,17 +54,6 @@ PyObject* pooling_create(PyObject* module, PyObject* arguments) {
   }
   layer.i_desc = filter->operands[kInput].descriptor;
   layer.o_desc = filter->operands[kOutput].descriptor;
-  layer.pooling_function = static_cast<BNNSPoolingFunction>(function);
-  layer.k_height = static_cast<size_t>(kh);
-  layer.k_width = static_cast<size_t>(kw);
-  layer.y_stride = static_cast<size_t>(sh);
-  layer.x_stride = static_cast<size_t>(sw);
-  layer.y_dilation_stride = static_cast<size_t>(dh);
-  layer.x_dilation_stride = static_cast<size_t>(dw);
-  layer.pad[0] = static_cast<size_t>(left);
-  layer.pad[1] = static_cast<size_t>(right);
-  layer.pad[2] = static_cast<size_t>(up);
-  layer.pad[3] = static_cast<size_t>(down);
   if (layer.pooling_function == BNNSPoolingFunctionMax) filter->flags |= kWritesIndices;
   if (layer.pooling_function == BNNSPoolingFunctionUnMax) filter->flags |= kReadsIndices;
   BNNSFilterParameters options = {};

@@ -21,7 +21,14 @@ from .activation import ActivationLayer
 from .attention import AttentionCache, MultiheadAttention, Projection
 from .convolution import ConvolutionLayer
 from .fully_connected import FullyConnectedLayer
-from .fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer
+from .fused import (
+    FusedConvolutionNormalizationLayer,
+    FusedConvolutionParameters,
+    FusedFullyConnectedNormalizationLayer,
+    FusedNormalizationParameters,
+    FusedParametersLayer,
+    FusedPoolingParameters,
+)
 from .normalization import NormalizationLayer, NormalizationLike
 from .pooling import PoolingLayer
 
@@ -341,6 +348,8 @@ class Convolution(_Weighted):
     groups: int = 1
     initializer: Initializer = "he"
 
+    _is_joined = False  # with the pooling behind it
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         if len(shape) != 3:
             raise LayerCreationError(
@@ -358,6 +367,7 @@ class Convolution(_Weighted):
             **self.parameters, "input": shape, "stride": self.stride, "padding": self.padding,
             "dilation": self.dilation, "activation": self.activation,
         }  # fmt: skip
+        self._is_joined = False
         if not self._is_fused:
             self._layer = ConvolutionLayer(**given, groups=self.groups)
         elif self.groups == 1:
@@ -368,6 +378,53 @@ class Convolution(_Weighted):
                 f"got {self.groups}"
             )
         return tuple(self._layer.output_spec.shape)
+
+    def join(self, pool: Pool) -> Shape | None:
+        """The shape behind a pooling that this block does in its own pass from now on; None: it
+        cannot, and the pooling stays a layer of its own."""
+        if not self._is_fused or pool.kind != "max":
+            return None
+        p, norm = self.parameters, self._norm()
+        layer = FusedParametersLayer(
+            FusedConvolutionParameters(
+                p["weights"], p.get("bias"), self.stride, self.dilation, padding=self.padding
+            ),
+            FusedNormalizationParameters(
+                norm.pop("normalization"), p["beta"], p["gamma"], activation=self.activation,
+                **norm,
+            ),
+            FusedPoolingParameters("max", pool.kernel_size, pool.stride, pool.padding),
+            input=self._layer.input_spec,
+        )  # fmt: skip
+        if layer.kept_bytes(1) >= 4 * prod(self._layer.output_spec.shape):
+            layer.close()  # it would keep what lies before the pooling, which a plan shares
+            return None
+        self._layer.close()
+        self._layer, self._is_joined = layer, True
+        return tuple(layer.output_spec.shape)
+
+    @property
+    def needs_output(self) -> bool:
+        return not self._is_joined and super().needs_output
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if not self._is_joined:
+            super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+            return
+        names = self._layer.parameter_names
+        self._layer.apply_backward(
+            x, y=None, grad_output=grad_output, input_gradients=(input_gradient,),
+            parameter_gradients=[gradients.get(name) for name in names],
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)

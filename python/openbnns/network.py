@@ -27,7 +27,7 @@ from ._errors import (
     TrainingError,
 )
 from ._plan import Bound, Each, Fork, Plan, Stage, merged
-from .blocks import Block, Branch, Flatten, Rows, Shape
+from .blocks import Block, Branch, Convolution, Flatten, Pool, Rows, Shape
 from .io import load_checkpoint, save_checkpoint
 from .loss import Loss, LossLayer, LossLike
 from .optim import AdamOptimizer, Optimizer
@@ -661,10 +661,28 @@ class _Builder:
                 stages.append(self._fork(given, shape))
             elif isinstance(given, Rows):
                 stages.append(self._each(given, shape))
+            elif joined := self._join(stages, given):
+                stages[-1] = joined
             else:
                 stages += self._stages(given, shape)
             shape = stages[-1].output if stages else shape
         return stages
+
+    def _join(self, stages: list[Stage | Fork | Each], given: Block) -> Stage | None:
+        """The last stage with a pooling that its convolution can do in the same pass."""
+        last = stages[-1] if stages else None
+        if not isinstance(given, Pool) or not isinstance(last, Stage):
+            return None
+        if not isinstance(last.block, Convolution):
+            return None
+        try:
+            output = last.block.join(given)
+        except BNNSError:
+            return None  # said again by the pooling itself, under its name
+        if output is None:
+            return None
+        self._name(given)
+        return Stage(last.name, last.block, last.input, output)
 
     def _stages(self, given: Block, shape: Shape) -> list[Stage]:
         stages = []

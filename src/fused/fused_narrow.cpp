@@ -77,6 +77,7 @@ struct NarrowNorm::ForwardWork {
   double* covariances;  // (T, T): K
   double *mean, *variance, *gamma, *beta;  // (O)
   float *scaled, *shift;                   // (O, T): s·w; (O)
+  float* shared;                           // (O, 12) of scaled, or NULL
   float *bias, *row;                       // (O)
   std::byte* kept;                         // for an inference
   std::byte* kernels;
@@ -88,6 +89,7 @@ struct NarrowNorm::ForwardWork {
     for (double** array : {&mean, &variance, &gamma, &beta}) *array = room->take_many<double>(o, 1);
     scaled = room->take_many<float>(o, t);
     for (float** array : {&shift, &bias, &row}) *array = room->take_many<float>(o, 1);
+    shared = layer.is_pooled_ && layer.sums_by_windows_ ? room->take_many<float>(o, 12) : nullptr;
     size_t bytes = 0;
     if (!training) layer.lay_out_kept(batch, nullptr, &bytes);
     kept = room->take(bytes);
@@ -327,8 +329,11 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
   const float low = plan.is_relu ? 0.0f : -std::numeric_limits<float>::infinity();
   const convolution::Planes to = planes_of_output(y, y_step);
   if (is_pooled_) {
-    windows::maxima(windows::targets.best(), plan_windows(batch),
-                    {{from, kept.centre}, work.scaled, work.shift, low, plan.is_relu, to,
+    const windows::Plan of_windows = plan_windows(batch);
+    const bool shares = work.shared && windows::shares_weights(of_windows) && first_->uses_winograd();
+    if (shares) windows::share_weights(of_windows, work.scaled, work.shared);
+    windows::maxima(windows::targets.best(), of_windows,
+                    {{from, kept.centre}, work.scaled, shares ? work.shared : nullptr, work.shift, low, plan.is_relu, to,
                      training ? kept.winners : nullptr},
                     threads);
   } else {

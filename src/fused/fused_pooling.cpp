@@ -37,7 +37,7 @@ class Pooled final : public Fused {
   // The parts of what a training call keeps.
   struct Kept {
     std::byte* a;
-    uint32_t* indices;  // of maxima only
+    uint32_t* indices;  // of maxima only; lie like y
     size_t bytes;
   };
   Kept lay_out_kept(size_t batch, std::byte* block) const;
@@ -77,7 +77,7 @@ Pooled::Kept Pooled::lay_out_kept(size_t batch, std::byte* block) const {
   Room room(block);
   Kept kept;
   kept.a = room.values(*pair_->output(), batch);
-  kept.indices = is_max() ? room.take_many<uint32_t>(batch, pooling_->output().count) : nullptr;
+  kept.indices = is_max() ? room.take_many<uint32_t>(batch, pooling_->output().packed_batch) : nullptr;
   kept.bytes = room.used();
   return kept;
 }
@@ -148,8 +148,7 @@ int Pooled::apply_fused(const ForwardArguments& a) {
   of_pair.y = between;
   of_pair.y_stride = 0;
   if (pair_->apply_fused(of_pair) != 0 ||
-      pooling_->apply_indexed(a.batch, between, 0, a.y, a.y_stride, BNNSDataTypeUInt32, indices,
-                              0) != 0)
+      pooling_->apply_indexed(a.batch, between, 0, a.y, a.y_stride, BNNSDataTypeUInt32, indices, 0) != 0)
     return -1;
   if (a.training) batch_ = a.batch;
   return 0;

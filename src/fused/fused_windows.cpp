@@ -3,6 +3,7 @@
 #include "fused/fused_windows.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/memory.h"
 #include "base/pool.h"
@@ -73,8 +74,7 @@ bool make_plan(const Problem& s, const Windows& w, Plan* plan) {
   if (!narrow::fits(of_windows)) return false;
   narrow::plan_bands_of_stage(of_windows, kStageFloats, &plan->stage);
   plan->places = plan->stage.taps;
-  plan->pitch = convolution::round_up(plan->stage.band * w.columns);
-  if (plan->places * plan->pitch > kMostPlaceFloats) return false;
+  if (plan->places * convolution::round_up(plan->stage.band * w.columns) > kMostPlaceFloats) return false;
   const size_t kh = as_size(s.y.kernel), kw = as_size(s.x.kernel);
   plan->taps = s.in_channels * kh * kw;
   plan->pixels = w.kh * w.kw;
@@ -90,8 +90,21 @@ bool make_plan(const Problem& s, const Windows& w, Plan* plan) {
   return true;
 }
 
-void maxima(const Kernels& kernels, const Plan& plan, const Maxima& call, size_t threads) {
+bool shares_weights(const Plan& plan) { return plan.in_pairs && plan.stage.problem.in_channels == 1; }
+
+void share_weights(const Plan& plan, const float* w, float* to) {
+  for (size_t row = 0; row < 3 * plan.stage.problem.out_channels; ++row, w += 3, to += 4) {
+    to[0] = w[0];
+    to[1] = 0.5f * (w[0] + w[1] + w[2]);
+    to[2] = 0.5f * (w[0] - w[1] + w[2]);
+    to[3] = w[2];
+  }
+}
+
+void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t threads) {
   const Problem& s = plan.stage.problem;
+  for (size_t i = 0; i < s.out_channels * plan.taps; ++i) call.most_weight += std::fabs(call.w[i]);
+  for (size_t o = 0; o < s.out_channels; ++o) call.most_bias += std::fabs(call.bias[o]);
   const size_t units = s.batch * plan.stage.bands;
   const size_t pixels = s.out_channels * plan.pixels * plan.stage.band * as_size(s.x.out);
   const size_t per_piece = std::max<size_t>(1, kPiecePixels / pixels);

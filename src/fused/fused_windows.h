@@ -4,8 +4,8 @@
 // Letters and taps as in convolution/narrow.h; a window of the pooling has K = kh·kw pixels of the convolution's plane,
 // numbered row by row, and all windows lie inside the plane without meeting each other. What window v reaches of x lies
 // in rows and columns of its own, so it is staged as that of a convolution of larger kernel and stride, whose outputs
-// are the windows: tap t of pixel k is place at(k, t) of it. The places (places, V) of the V windows of a band lie one
-// after the other, each in whole vectors that end in zeros.
+// are the windows: tap t of pixel k is one of its places. From the stage the places of a band of windows are laid out
+// side by side for every vector of windows.
 //   forward:  y(o, v) = max over k of max(low, bias(o) + Σ w(o, t) · tap(k, t)), and which k was first to have it
 //   backward: only the pixel that won has a gradient, so the sums of dz·tap are sums over windows
 #pragma once
@@ -33,7 +33,6 @@ struct Plan {
   convolution::narrow::Plan stage;
   size_t taps, pixels;  // T, K
   size_t places;
-  size_t pitch;         // of a place
   uint16_t place[kMostPixels * convolution::narrow::kMostNormTaps];  // (K, T)
   bool in_pairs;        // windows of 2x2 over a convolution of 3x3, both strides 1: sums go by windows
 };
@@ -41,11 +40,13 @@ struct Plan {
 struct Maxima {
   convolution::narrow::Taps x;
   const float* w;            // (O, T)
+  const float* shared;       // what share_weights() makes of it, or NULL: Winograd's algorithm is not allowed
   const float* bias;         // (O)
   float low;
   bool clips;                // values that are not above 0 pass no gradient
   convolution::Planes y;     // (N, O, rows, columns), written; rows without gaps
   uint8_t* winners;          // (N, O, rows·columns), written; NULL: not wanted
+  float most_weight = 0.0f, most_bias = 0.0f;  // bounds of |w| and |bias|, which maxima() finds
 };
 
 struct WinnerSums {
@@ -66,7 +67,10 @@ extern const Targets<Kernels> targets;
 // False: the shapes are not for this.
 bool make_plan(const convolution::Problem& problem, const Windows& windows, Plan* plan);
 
-void maxima(const Kernels& kernels, const Plan& plan, const Maxima& call, size_t threads);
+// to (O, 12), for plans in pairs of one channel: the weights of Winograd's algorithm along the rows of the kernel.
+bool shares_weights(const Plan& plan);
+void share_weights(const Plan& plan, const float* w, float* to);
+void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t threads);
 size_t winner_sums_bytes(const Plan& plan);  // of work
 void winner_sums(const Kernels& kernels, const Plan& plan, const WinnerSums& call, size_t threads, double* sums,
                  std::byte* work);
