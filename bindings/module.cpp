@@ -1,6 +1,8 @@
 // The extension module openbnns._core: its types, the questions about the library, and the families' calls.
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "array.h"
 
 namespace obn::door {
@@ -197,7 +199,28 @@ PyObject* library_path(PyObject*, PyObject*) {
   return PyUnicode_DecodeFSDefault(info.dli_fname);
 }
 
+// to, from: True when both are packed and of one type, and the values were few enough to be copied with the GIL held.
+// NumPy gives it away for 500 values, and a thread that wants it then has to be woken.
+PyObject* copy_packed(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("copy_packed", count, 2)) return nullptr;
+  constexpr Py_ssize_t kMostBytes = 1 << 16;
+  Py_buffer to, from;
+  if (PyObject_GetBuffer(arguments[0], &to, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) return nullptr;
+  if (PyObject_GetBuffer(arguments[1], &from, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    PyBuffer_Release(&to);
+    Py_RETURN_FALSE;
+  }
+  bool same = to.len == from.len && to.len <= kMostBytes && to.ndim == from.ndim && !std::strcmp(to.format, from.format);
+  for (int k = 0; same && k < to.ndim; ++k) same = to.shape[k] == from.shape[k];
+  if (same) std::memmove(to.buf, from.buf, static_cast<size_t>(to.len));
+  PyBuffer_Release(&from);
+  PyBuffer_Release(&to);
+  return PyBool_FromLong(same);
+}
+
 PyMethodDef module_methods[] = {
+    {"copy_packed", as_method(copy_packed), METH_FASTCALL, nullptr},
     {"activation_parameter", as_method(activation_parameter), METH_FASTCALL, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {"isa", isa, METH_NOARGS, nullptr},

@@ -115,7 +115,7 @@ PyObject* record(PyObject* module, PyObject* calls) {
     ok = result;
     Py_XDECREF(result);
   }
-  if (ok) return self;
+  if (ok && !here.is_refused) return self;
   Py_DECREF(self);
   if (!here.is_refused) return nullptr;
   PyErr_Clear();

@@ -736,3 +736,25 @@ def test_what_cannot_be_recorded_is_left_as_it_is():
     with pytest.raises(ZeroDivisionError):
         _core.record([("call", lambda: 1 / 0)])
     assert layer.apply(x)[0, 0] == 4  # nothing is recorded any more
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x,
+        lambda x: x.astype(np.float64),
+        lambda x: x.astype(">f4"),
+        lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        lambda x: x.tolist(),
+        lambda x: np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),  # read only
+    ],
+)
+@pytest.mark.parametrize("width", [3, 5000])
+def test_samples_are_taken_from_any_array(change, width):
+    network = Network([Dense(2)], input=(width,))
+    x = random_batch(8, width)
+    expected = network.forward(x).copy()
+    assert_same_bits(network.forward(change(x)), expected)
+    with pytest.raises(ArrayError, match="expected"):
+        network.forward(x[0])

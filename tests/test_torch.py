@@ -44,6 +44,13 @@ LAYERS = {
         Convolution(4, 3, padding=1, normalization="batch", activation="relu"),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
     ),
+    "fused convolution, pooled": (
+        IMAGES,
+        [Convolution(4, 3, padding=1, normalization="batch", activation="relu"), Pool("max", 2)],
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        ),
+    ),
     "max": (IMAGES, Pool("max", 2), lambda: nn.MaxPool2d(2)),
     "average": (IMAGES, Pool("average", 3, 2, 1), lambda: nn.AvgPool2d(3, 2, 1)),
     "batch norm": (IMAGES, Normalize("batch"), lambda: nn.BatchNorm2d(3)),

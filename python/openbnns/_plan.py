@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _core
-from ._spec import aligned
+from ._spec import empty
 from .blocks import Activate, Block, Convolution, Dense, Flatten, Normalize, Pool, Shape, Values
 
 _LINE = 64
@@ -182,7 +182,7 @@ class Plan:
             self._now += 1
             self._go_back(gradients, x, wants_input_gradient)
         self.nbytes = _place(self._buffers)
-        arena = aligned((self.nbytes,), np.dtype(np.uint8))
+        arena = empty(self.nbytes, np.uint8)
         calls = [call.bound(arena) for call in self._calls]
         self.ahead, self.back = calls[:ahead], calls[ahead:]
         self._forward, self._backward = merged(self.ahead), merged(self.back)

@@ -516,7 +516,9 @@ class Network:
         if samples.shape[1:] != self._input_shape or not samples.ndim:
             self._see(samples)
         plan = self._plan(len(samples), training, input_gradient)
-        np.copyto(plan.input, samples, casting="unsafe" if samples.dtype.kind in "iufb" else "no")
+        if not _core.copy_packed(plan.input, samples):
+            casting: Any = "unsafe" if samples.dtype.kind in "iufb" else "no"
+            np.copyto(plan.input, samples, casting=casting)
         return plan
 
     def _labels(self, results: npt.NDArray[Any], labels: Array) -> npt.NDArray[Any]:
