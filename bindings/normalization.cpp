@@ -98,8 +98,8 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
   };
   if (!call.perform(call.operand(kInput), apply))
     return nullptr;
-  // an empty batch leaves what was kept before
-  if (training && call.batch > 0 && call.flags() & kBorrows) x.lend_to(call.filter());
+  // an empty batch leaves what was kept before; what is recorded is kept by its program
+  if (training && call.batch > 0 && call.flags() & kBorrows && !is_recording()) x.lend_to(call.filter());
   return y.result();
 }
 

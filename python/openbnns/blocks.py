@@ -345,7 +345,7 @@ class Convolution(_Weighted):
     groups: int = 1
     initializer: Initializer = "he"
 
-    _is_joined = False  # with the pooling behind it
+    _pool: Pool | None = None  # the pooling behind it that it does in the same pass
 
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         if len(shape) != 3:
@@ -364,7 +364,7 @@ class Convolution(_Weighted):
             **self.parameters, "input": shape, "stride": self.stride, "padding": self.padding,
             "dilation": self.dilation, "activation": self.activation,
         }  # fmt: skip
-        self._is_joined = False
+        self._pool = None
         if not self._is_fused:
             self._layer = ConvolutionLayer(**given, groups=self.groups)
         elif self.groups == 1:
@@ -397,24 +397,18 @@ class Convolution(_Weighted):
             layer.close()  # it would keep what lies before the pooling, which a plan shares
             return None
         self._layer.close()
-        self._layer, self._is_joined = layer, True
+        self._layer, self._pool = layer, pool
         return tuple(layer.output_spec.shape)
 
     @property
     def needs_output(self) -> bool:
-        return not self._is_joined and super().needs_output
+        return self._pool is None and super().needs_output
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
-        if not self._is_joined:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
+        if self._pool is None:
             super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
             return
         names = self._layer.parameter_names

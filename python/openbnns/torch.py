@@ -531,6 +531,8 @@ def _layers_of(block: Any, shape: tuple[int, ...]) -> list[torch.nn.Module]:
                 f"[to_torch] activation: expected one of {', '.join(words)}; got {activation!r}"
             )
         made.append(words[activation]())
+    if isinstance(block, Convolution) and block._pool is not None:
+        made += _layers_of(block._pool, ())
     return made
 
 
