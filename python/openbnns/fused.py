@@ -678,14 +678,15 @@ class FusedParametersLayer(FusedLayer):
     pooling may be the third.
 
     Args:
-        components: the layers in order, see ``FusableLayerParameters``. The first has no activation.
+        components: the layers in order, see ``FusableLayerParameters``. The first has no
+            activation.
         input: one sample: a shape, an ``ArraySpec``, or a batch as an example; for a fully
             connected layer None is the shape and type of the weights' rows.
         inputs: the same for each input of arithmetic. Constants and parameters have no batch axis.
         output: the same for the output. None is inferred; a quantization needs it, because it says
             which integers. What lies between two layers is packed and of this type (with a pooling
-            of the type of the input); before a quantization float32 (float16 behind a float16 input), before a dequantization of the
-            type of the input.
+            of the type of the input); before a quantization float32 (float16 behind a float16
+            input), before a dequantization of the type of the input.
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights, bias, beta and gamma. Without it the layer reads
             the caller's arrays in every call, so an update in place is seen at once.
