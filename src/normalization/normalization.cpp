@@ -320,7 +320,8 @@ int Normalization::check(const BackwardArguments& a, Gradients* g) const {
     const char* name;
     const View& view;
     bool is_wanted;
-  } sums[] = {{"beta_gradient", g->beta_view, g->dbeta.is_wanted}, {"gamma_gradient", g->gamma_view, g->dgamma.is_wanted}};
+  } sums[] = {{"beta_gradient", g->beta_view, g->dbeta.is_wanted},
+              {"gamma_gradient", g->gamma_view, g->dgamma.is_wanted}};
   for (const auto& sum : sums) {
     if (!sum.is_wanted) continue;
     const Range range = range_of(sum.view, sum.view.data, 1, 0);
