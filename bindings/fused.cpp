@@ -1,4 +1,6 @@
 // Calls of openbnns/fused.py. The two or three layers come as the descriptions of their own families.
+#include <array>
+
 #include "arithmetic.h"
 #include "normalization.h"
 #include "pooling.h"
@@ -168,10 +170,13 @@ PyObject* fused_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t c
   if (!x.take(call, arguments + 3, false)) return nullptr;
   if (call.batch < 0 && arguments[1] == Py_None) call.batch = 1;
   if (!y.take_or_make(call, arguments[1], call.operand(kResult), "out")) return nullptr;
+  if (flags & kIsWeighted) {
+    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(), training] {
+      return BNNSFusedFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride, training);
+    };
+    return call.perform(items_of(call), apply) ? y.result() : nullptr;
+  }
   if (!call.run(items_of(call), [&] {
-        if (flags & kIsWeighted)
-          return BNNSFusedFilterApplyBatch(call.handle(), samples_of(call), x.data[0], x.strides[0], y.data(),
-                                           y.batch_stride(), training);
         return BNNSFusedFilterApplyMultiInputBatch(call.handle(), samples_of(call),
                                                    static_cast<size_t>(inputs_of(flags)), x.data, x.strides, y.data(),
                                                    y.batch_stride(), training);
@@ -238,18 +243,27 @@ PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_
     delta_descriptors[k] = deltas[k].descriptor();
   }
 
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(output);
-  if (!call.run(items_of(call), [&] {
-        if (flags & kIsWeighted)
-          return BNNSFusedFilterApplyBackwardBatch(
-              call.handle(), samples_of(call), x.data[0], x.strides[0], dx_descriptors[0], dx_strides[0], y.data(),
-              y.batch_stride(), &dy_descriptor, dy.batch_stride(), delta_descriptors);
-        return BNNSFusedFilterApplyBackwardMultiInputBatch(
-            call.handle(), samples_of(call), static_cast<size_t>(inputs), x.any ? x.data : nullptr,
-            x.any ? x.strides : nullptr, dx_descriptors, dx_strides, y.data(), y.batch_stride(), &dy_descriptor,
-            dy.batch_stride(), delta_descriptors);
-      }))
-    return nullptr;
+  if (flags & kIsWeighted) {
+    std::array<Described, kParameters> described;
+    for (int k = 0; k < kParameters; ++k) described[k] = deltas[k].described();
+    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(),
+                  dy = dy.described(output), dx = dx[0].described(), described]() mutable {
+      BNNSNDArrayDescriptor* pointers[kParameters];
+      for (int k = 0; k < kParameters; ++k) pointers[k] = described[k].get();
+      return BNNSFusedFilterApplyBackwardBatch(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                               dy.get(), dy.stride, pointers);
+    };
+    if (!call.perform(items_of(call), apply)) return nullptr;
+  } else {
+    BNNSNDArrayDescriptor dy_descriptor = dy.describe(output);
+    if (!call.run(items_of(call), [&] {
+          return BNNSFusedFilterApplyBackwardMultiInputBatch(
+              call.handle(), samples_of(call), static_cast<size_t>(inputs), x.any ? x.data : nullptr,
+              x.any ? x.strides : nullptr, dx_descriptors, dx_strides, y.data(), y.batch_stride(), &dy_descriptor,
+              dy.batch_stride(), delta_descriptors);
+        }))
+      return nullptr;
+  }
   return Py_BuildValue("NN", results_of(dx, inputs), results_of(deltas, parameters));
 }
 

@@ -100,14 +100,13 @@ PyObject* pooling_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t
     if (!(flags & kWritesIndices)) return refuse_indices(call, "return_indices", "max");
     if (!indices.make(call, call.operand(kIndices32))) return nullptr;
   }
-  size_t batch = static_cast<size_t>(call.batch);
-  if (!call.run(call.operand(kInput), [&] {
-        if (!indices.data())
-          return BNNSFilterApplyBatch(call.handle(), batch, x.data(), x.batch_stride(), y.data(), y.batch_stride());
-        return BNNSPoolingFilterApplyBatchEx(call.handle(), batch, x.data(), x.batch_stride(), y.data(),
-                                             y.batch_stride(), wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32,
-                                             indices.data(), indices.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                indices = indices.place(), type = wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32] {
+    if (!indices.data) return BNNSFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride);
+    return BNNSPoolingFilterApplyBatchEx(handle, batch, x.data, x.stride, y.data, y.stride, type, indices.data,
+                                         indices.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   if (!wanted) return y.result();
   return Py_BuildValue("NN", y.result(), indices.result());
@@ -139,13 +138,13 @@ PyObject* pooling_backward(PyObject* module, PyObject* const* arguments, Py_ssiz
       !db.take(call, arguments[6], call.operand(kBias), "bias_gradient", accumulate & 2, flags & kHasBias,
                Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSPoolingFilterApplyBackwardBatchEx(
-            call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(), dx.descriptor(),
-            dx.batch_stride(), y.data(), y.batch_stride(), &dy_descriptor, dy.batch_stride(), db.descriptor(),
-            wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32, indices.data(), indices.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                indices = indices.place(), type = wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32,
+                dy = dy.described(call.operand(kOutput)), dx = dx.described(), db = db.described()]() mutable {
+    return BNNSPoolingFilterApplyBackwardBatchEx(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                                 dy.get(), dy.stride, db.get(), type, indices.data, indices.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return Py_BuildValue("NN", dx.result(), db.result());
 }

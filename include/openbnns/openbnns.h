@@ -91,6 +91,13 @@ OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
  * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
 OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
 
+/* Whether a normalization filter borrows the input of a training call, 1, instead of copying it, 0 (the
+ * default). What is borrowed stays the caller's and has to stay as it is until the gradients have been
+ * computed; output and gradients are written elsewhere. Float32 samples without gaps are borrowed, others
+ * copied as ever. The results are the same, to the bit. To be said before the first training call.
+ * Returns 0, or -1 on failure. */
+OBN_API int obn_filter_set_borrow_input(BNNSFilter filter, int on);
+
 /* BNNSLossFilterApplyBatch for labels that are class numbers, 0 to classes - 1, instead of rows with a 1
  * at the class: softmax and categorical cross entropy. class_type is an integer type of 8 to 64 bits;
  * classes_stride counts values, 0 means 1. No such rows are made. Returns 0, or -1 on failure.
