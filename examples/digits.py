@@ -95,27 +95,27 @@ class DigitNetwork:
         self.logits = room(BATCH, CLASSES)
         self.grad_logits = room(BATCH, CLASSES)
         self.grad_pooled = room(BATCH, CHANNELS, half, half)
+        self.flat = self.pooled.reshape(BATCH, -1)
+        self.grad_flat = self.grad_pooled.reshape(BATCH, -1)
         self.gradients = {name: room(*p.shape) for name, p in self.parameters.items()}
+        self.gradient_list = list(self.gradients.values())
+        self.conv_gradients = [self.gradients[name] for name in self.conv.parameter_names]
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
         """One step of training on a batch of 32. Returns its loss."""
-        gradients = self.gradients
-        flat = self.pooled.reshape(BATCH, -1)
-
         self.conv.apply(images, training=True, out=self.pooled)
-        self.fc.apply(flat, out=self.logits)
+        self.fc.apply(self.flat, out=self.logits)
         loss, _ = self.loss.apply(self.logits, labels, input_gradient=self.grad_logits)
 
         self.fc.apply_backward(
-            flat, None, self.grad_logits,
-            input_gradient=self.grad_pooled.reshape(BATCH, -1),
-            weights_gradient=gradients["fc_weights"],
+            self.flat, None, self.grad_logits,
+            input_gradient=self.grad_flat, weights_gradient=self.gradients["fc_weights"],
         )  # fmt: skip
         self.conv.apply_backward(
             images, y=None, grad_output=self.grad_pooled, input_gradients=None,
-            parameter_gradients=[gradients[name] for name in ("weights", "bias", "beta", "gamma")],
+            parameter_gradients=self.conv_gradients,
         )  # fmt: skip
-        self.adam.step(list(gradients.values()))
+        self.adam.step(self.gradient_list)
         return float(loss)
 
     def predict(self, images: np.ndarray) -> np.ndarray:

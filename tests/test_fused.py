@@ -627,7 +627,7 @@ ADD, QUANTIZER = FusedBinaryArithmeticParameters("add"), FusedQuantizationParame
         ((CONVOLUTION,), {}, "components: .* got FusedConvolutionParameters$"),
         ((NORM, CONVOLUTION), {}, "components: .* got FusedNormalizationParameters, Fused"),
         ((CONVOLUTION, NORM, NORM), {}, "components: "),
-        ((ADD, QUANTIZER), {"inputs": [(3,), (3,)]}, "components: .* then a normalization; got"),
+        ((ADD, QUANTIZER), {"inputs": [(3,), (3,)]}, "components: .* then a normalization, .* got"),
         ((CONVOLUTION, NORM), {}, "input: expected the shape of a sample; got None"),
         ((CONVOLUTION, NORM), {"inputs": [(3, 8, 8)] * 2}, "inputs: expected one; got 2"),
         ((ADD, NORM), {"input": (3,)}, "inputs: expected 2 for 'add'; got 1"),

@@ -89,7 +89,7 @@ struct NarrowNorm::ForwardWork {
     for (double** array : {&mean, &variance, &gamma, &beta}) *array = room->take_many<double>(o, 1);
     scaled = room->take_many<float>(o, t);
     for (float** array : {&shift, &bias, &row}) *array = room->take_many<float>(o, 1);
-    shared = layer.is_pooled_ && layer.sums_by_windows_ ? room->take_many<float>(o, 12) : nullptr;
+    shared = layer.sums_by_windows_ ? room->take_many<float>(o, 12) : nullptr;
     size_t bytes = 0;
     if (!training) layer.lay_out_kept(batch, nullptr, &bytes);
     kept = room->take(bytes);
@@ -120,10 +120,9 @@ struct NarrowNorm::BackwardWork {
     slope = has_dx ? room->take_many<float>(t, t) : nullptr;
     dy = copies_dy ? room->take_many<float>(batch, layer.y_->count) : nullptr;
     dx = copies_dx ? room->take_many<float>(batch, layer.first_->input().count) : nullptr;
-    const bool scatters = layer.scatters(has_dx);
-    dz = scatters ? room->take_many<float>(batch, layer.first_->output().count) : nullptr;
-    kernels = room->take(layer.is_pooled_ && !scatters ? windows::winner_sums_bytes(layer.plan_windows(batch))
-                                                       : narrow::masked_sums_bytes(layer.problem(batch)));
+    dz = layer.scatters(has_dx) ? room->take_many<float>(batch, layer.first_->output().count) : nullptr;
+    kernels = room->take(layer.sums_by_windows_ ? windows::winner_sums_bytes(layer.plan_windows(batch))
+                                                : narrow::masked_sums_bytes(layer.problem(batch)));
   }
 };
 
@@ -227,13 +226,7 @@ size_t NarrowNorm::work_bytes(size_t batch) const {
   ForwardWork(*this, batch, true, &forward);
   ForwardWork(*this, batch, false, &inference);
   BackwardWork(*this, batch, true, true, true, &backward);
-  size_t most = std::max({forward.used(), inference.used(), backward.used()});
-  if (is_pooled_ && sums_by_windows_) {
-    Room by_windows;
-    BackwardWork(*this, batch, false, true, false, &by_windows);
-    most = std::max(most, by_windows.used());
-  }
-  return most;
+  return std::max({forward.used(), inference.used(), backward.used()});
 }
 
 // ---- forward ----
@@ -406,7 +399,7 @@ int NarrowNorm::apply_backward(const convolution::Gradients& first, const normal
     windows::scatter(s, windows_, given, kept.winners, threads, work.dz);
     dz = {convolution::dense_planes(first_->output(), work.dz), {}};
   }
-  if (is_pooled_ && !work.dz) {
+  if (sums_by_windows_) {
     windows::winner_sums(windows::targets.best(), plan_windows(batch), {taps, given, kept.winners}, threads, work.sums,
                          work.kernels);
   } else {

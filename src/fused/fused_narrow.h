@@ -68,7 +68,7 @@ class NarrowNorm {
   normalization::Normalization* second_ = nullptr;
   const View* y_ = nullptr;                       // of the last layer
   size_t channels_ = 0, taps_ = 0, outputs_ = 0;  // C, T, O
-  bool is_pooled_ = false, sums_by_windows_ = false;
+  bool is_pooled_ = false, sums_by_windows_ = false;  // the second: pooled, and the plan is in pairs
   windows::Windows windows_ = {};
   std::byte* block_ = nullptr;                    // of the last training call
   size_t bytes_ = 0;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/test.h"
@@ -547,6 +548,35 @@ TEST(fused_pooling_keeps_a_byte_per_window) {
   const size_t least = s.n * s.o * (s.h * s.w + s.rows() * s.columns()) * sizeof(float) + input;
   const size_t composed = obn_filter_kept_bytes(other.fused, s.n);
   CHECK(composed > least && composed < least + 16384, "%zu bytes", composed);
+}
+
+// The pooling's part of the workspace lies behind the pair's, so the pair must not ask for more than it says.
+TEST(fused_pooling_asks_for_no_more_than_it_says) {
+  const auto check = [](const Setup& s) {
+    std::thread([&] {  // whose workspace begins with nothing
+      Trio one(s, 4);
+      one.make_fused();
+      const std::byte* block = workspace(obn_filter_work_bytes(one.fused, s.n));
+      CHECK(one.apply() == 0 && one.apply_backward() == 0 && one.apply(false) == 0, "%s", obn_last_error());
+      CHECK(workspace(1) == block, "%s: more than %zu bytes", s.text().c_str(),
+            obn_filter_work_bytes(one.fused, s.n));
+    }).join();
+  };
+  for (const size_t n : {1, 3, 40})
+    for (const auto norm : {BNNSBatchNorm, BNNSInstanceNorm, BNNSGroupNorm})
+      for (const size_t channels : {1, 8, 32})
+        for (const size_t size : {9, 30}) {
+          Setup s;
+          s.n = n;
+          s.norm = norm;
+          s.c = channels;
+          s.o = 16;
+          s.h = s.w = size;
+          check(s);
+          s.window_pad = 1;
+          s.activation = BNNSActivationFunctionTanh;
+          check(s);
+        }
 }
 
 TEST(fused_pooling_refuses_what_cannot_be) {

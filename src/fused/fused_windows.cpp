@@ -132,17 +132,20 @@ void scatter(const Problem& s, const Windows& w, const convolution::Planes& dy, 
              float* dz) {
   const size_t q = as_size(s.x.out), plane = q * as_size(s.y.out), planes = s.batch * s.out_channels;
   const size_t per_piece = std::max<size_t>(1, kPiecePixels / plane);
+  // Where the pixels of a window lie; without a winner a zero is written to the first, as there is already.
+  uint32_t offset[256] = {};
+  for (size_t k = 0; k < w.kh * w.kw; ++k) offset[k] = static_cast<uint32_t>(k / w.kw * q + k % w.kw);
   parallel((planes + per_piece - 1) / per_piece, threads, [&](size_t piece) {
     for (size_t i = piece * per_piece; i < std::min(planes, (piece + 1) * per_piece); ++i) {
       const float* from = dy.data + i / s.out_channels * dy.sample + i % s.out_channels * dy.plane;
       const uint8_t* winner = winners + i * w.rows * w.columns;
       float* to = dz + i * plane;
       std::fill_n(to, plane, 0.0f);
-      for (size_t r = 0; r < w.rows; ++r)
-        for (size_t c = 0; c < w.columns; ++c, ++winner) {
-          if (*winner == kNoWinner) continue;
-          to[(w.sy * r + *winner / w.kw) * q + w.sx * c + *winner % w.kw] = from[r * dy.row + c];
-        }
+      for (size_t r = 0; r < w.rows; ++r) {
+        float* row = to + w.sy * r * q;
+        for (size_t c = 0; c < w.columns; ++c, ++winner, row += w.sx)
+          row[offset[*winner]] = *winner == kNoWinner ? 0.0f : from[r * dy.row + c];
+      }
     }
   });
 }

@@ -1,5 +1,6 @@
 /* Two layers run as one: convolution, transposed convolution or fully connected followed by a
- * normalization or a quantization, or arithmetic followed by a normalization. */
+ * normalization or a quantization, or arithmetic followed by a normalization. A pooling may be the
+ * third, see OBN_FILTER_POOLING in openbnns.h. */
 #ifndef OPENBNNS_BNNS_FUSED_H
 #define OPENBNNS_BNNS_FUSED_H
 
@@ -11,7 +12,7 @@
 
 OBN_C_BEGIN
 
-/* Filter of number_of_fused_filters layers, two. filter_type and layer_params have one entry per
+/* Filter of number_of_fused_filters layers, two or three. filter_type and layer_params have one entry per
  * layer; the output of one is the input of the next. Returns the filter, or NULL on failure. May be
  * NULL: filter_params. */
 OBN_API BNNSFilter BNNSFilterCreateFusedLayer(size_t number_of_fused_filters,
