@@ -31,6 +31,11 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
   return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1;
 }
 
+// The same for half values: a single panel of rows would not pay for packing them.
+[[gnu::always_inline]] inline bool is_b_widened(const Product& p, size_t rows, size_t tile_rows) {
+  return p.b.type != BNNSDataTypeFloat32 && p.b.column == 1 && rows <= tile_rows;
+}
+
 // The same for a: when a block has too few columns to pay for packing. Rows that lie multiples of half a page apart
 // would throw each other out of the first-level cache. A turned a has the rows of a panel side by side, as good as
 // packed where a panel takes most of a cache line, as those of AVX-512 do.

@@ -10,7 +10,7 @@ namespace {
 using obn::gemm::Steps;
 using obn::gemm::is_paired_a_in_place;
 
-struct PairStep {
+struct PairStep : WordsOfB {
   OBN_INLINE F spread(const float* a) {
     int32_t word;
     std::memcpy(&word, a, sizeof word);

@@ -112,7 +112,7 @@ struct Target {
 };
 std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+  for (Isa isa : kIsas)
     if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
       all.push_back({name_of(isa), &targets.at(isa)});
   return all;
@@ -373,6 +373,18 @@ TEST(gemm_narrow_products_of_half_types) {
         for (size_t m : {1, 2, 3, 7, 40}) check_all(Setting(m, 6, k, o, random));  // dot products, turned or not
         check_all(Setting(2, 40, k, o, random));
         check_all(Setting(150, 27, k, o, random));  // rows converted panel by panel
+      }
+}
+
+TEST(gemm_few_rows_with_half_weights_in_place) {
+  Random random{18};
+  for (BNNSDataType type : {BNNSDataTypeFloat16, BNNSDataTypeBFloat16})
+    for (size_t m = 1; m <= 15; ++m)
+      for (size_t n : {3, 16, 29, 32, 45, 150}) {
+        Options o = random_options(random);
+        o.b = Order::rows;
+        o.b_type = type;
+        check_all(Setting(m, n, n == 150 ? 700 : 37, o, random));
       }
 }
 
