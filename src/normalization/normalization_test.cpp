@@ -129,7 +129,7 @@ struct Target {
 };
 std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+  for (Isa isa : kIsas)
     if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
       all.push_back({name_of(isa), &targets.at(isa)});
   return all;
@@ -1043,7 +1043,7 @@ TEST(normalization_refuses_what_cannot_be) {
     BNNSLayerParametersNormalization p = layer.parameters();
     change(p);
     BNNSFilter filter = BNNSFilterCreateLayerNormalization(type, &p, nullptr);
-    CHECK(!filter && std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "%s: %s", word, obn_last_error());
+    CHECK(!filter && failed_with(word), "%s: %s", word, obn_last_error());
     BNNSFilterDestroy(filter);
   };
   using P = BNNSLayerParametersNormalization;
