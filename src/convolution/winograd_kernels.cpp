@@ -232,34 +232,15 @@ void data(const Image& x, int64_t up, int64_t left, const Block& block, Range ch
   }
 }
 
-void gradient(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room) {
-  const size_t width = block.columns * kOutputs;
-  const int64_t x0 = static_cast<int64_t>(block.column * kOutputs);
-  for (size_t c = channels.first; c < channels.end; c += kLanes) {
-    const size_t n = smaller(kLanes, channels.end - c);
-    Walk walk(block);
-    for (size_t r = block.row; r < block.row + block.rows; ++r) {
-      const size_t sample = r / block.tile_rows, row = r % block.tile_rows;
-      const bool is_short = block.is_short_row(r);
-      const float* plane = dz.planes.data + sample * dz.planes.sample + c * dz.planes.plane;
-      const float* lines_of[kOutputs];
-      for (size_t i = 0; i < kOutputs; ++i) {
-        float* line = room + i * width * kLanes;
-        lines_of[i] = line;
-        if (!is_short || i < 2)
-          read_line(dz, plane, n, static_cast<int64_t>(row * kOutputs + i), x0, width, line);
-      }
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(y, column, c);
-        if (!is_short && !walk.is_short_column(column)) gradient_tile<false, false>(lines_of, t);
-        else if (!is_short) gradient_tile<false, true>(lines_of, t);
-        else if (!walk.is_short_column(column)) gradient_tile<true, false>(lines_of, t);
-        else gradient_tile<true, true>(lines_of, t);
-        for (size_t i = 0; i < kOutputs; ++i) lines_of[i] += kOutputs * kLanes;
-      }
-      walk.next_row(is_short);
-    }
+struct GradientTile {
+  template <bool kShortRow, bool kShortColumn>
+  OBN_INLINE void make(const float* const (&rows)[kOutputs], const TileAt<kSide>& t) {
+    gradient_tile<kShortRow, kShortColumn>(rows, t);
   }
+};
+
+void gradient(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room) {
+  walk_gradient<kSide, GradientTile>(dz, block, channels, y, room);
 }
 
 void outputs(const Matrices& m, const Block& block, Range channels, const Image& y, const float* bias,
