@@ -15,13 +15,10 @@ using namespace obn::arithmetic;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
 constexpr float kInfinity = __builtin_inff();
 constexpr float kNan = __builtin_nanf("");
 
 Function function_at(size_t i) { return static_cast<Function>(i); }
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 // Within `tolerance` of |want| (or of floor, if that is more); below the normal numbers 0 will do.
 bool is_close(float got, double want, double floor = 0.0, double tolerance = 4e-7) {

@@ -18,7 +18,6 @@
 namespace obn::attention {
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Random : ::obn::test::Random {
@@ -40,8 +39,6 @@ bool is_close(double got, double want, double scale) {
   if (std::isnan(want)) return std::isnan(got);
   return std::fabs(got - want) <= 1e-5 * (scale + std::fabs(want));
 }
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 // ---- heads ----
 

@@ -49,4 +49,10 @@ std::byte* scratch();
 // anything; whatever they call is handed its part.
 std::byte* workspace(size_t bytes);
 
+// Asks for values that will soon be read or written, where the hardware does not see them coming.
+inline void bring_near(const float* p, size_t n) {
+  constexpr size_t kLine = kAlignment / sizeof(float);
+  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 0, 2);
+}
+
 }  // namespace obn

@@ -4,6 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/cpu.h"
+#include "openbnns/bnns.h"
+#include "openbnns/openbnns.h"
 
 namespace obn::test {
 
@@ -31,7 +37,38 @@ struct Random {
   bool coin() { return next() & 1; }
 };
 
+// A caller's memory that counts: blocks taken, blocks given back, and how many it still has to give.
+struct Memory {
+  static inline size_t taken = 0, returned = 0, left = SIZE_MAX;
+
+  static BNNSFilterParameters start(size_t blocks = SIZE_MAX) {
+    taken = returned = 0;
+    left = blocks;
+    BNNSFilterParameters options = {};
+    options.alloc_memory = [](void** block, size_t alignment, size_t bytes) {
+      if (left == 0) return 1;
+      --left;
+      ++taken;
+      return ::posix_memalign(block, alignment, bytes);
+    };
+    options.free_memory = [](void* block) {
+      ++returned;
+      std::free(block);
+    };
+    return options;
+  }
+};
+
 }  // namespace obn::test
+
+namespace obn {
+
+inline constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
+
+// Whether the last failure's sentence begins so.
+inline bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
+
+}  // namespace obn
 
 #define TEST(name)                                              \
   static void name();                                           \

@@ -16,8 +16,6 @@ using namespace obn::clip;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
-
 struct Random : test::Random {
   using test::Random::Random;
   float real() { return static_cast<float>(between(0, 2000)) / 500.0f - 2.0f; }
@@ -27,8 +25,6 @@ struct Random : test::Random {
     return values;
   }
 };
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 bool is_close(double got, double want) { return std::fabs(got - want) <= 1e-6 * (1e-6 + std::fabs(want)); }
 

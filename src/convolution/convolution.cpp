@@ -719,6 +719,51 @@ void Convolution::finish_parts(const Run& run, const Gradients& g, std::byte* bl
   put_bias_gradient(g, sums);
 }
 
+// ---- backward by channels ----
+
+bool Convolution::takes_channels(const Run& run, const Gradients& g) const {
+  if (transposed_ || run.choice.input_gradient != &depthwise_input_gradient ||
+      run.choice.weight_gradient != &depthwise_weight_gradient || !depthwise::Channels::fits(problem_) ||
+      !activation_.is_identity())
+    return false;
+  if (g.dx.data && (!g.dx.is_direct() || !w_)) return false;
+  return !g.dw.memory.data || (g.x.is_direct() && is_canonical(g.dw, order_));
+}
+
+Convolution::PartsWork Convolution::lay_out_channels(Parts* parts, const Run& run, const Gradients& g) const {
+  PartsWork work = {};
+  if (g.db.data) work.partial = parts->take<double>(output_.extent[2]);  // the sums themselves
+  if (g.dw.memory.data) work.algorithm = parts->take<std::byte>(bytes_to_weights(run.choice, g.batch));
+  return work;
+}
+
+size_t Convolution::channels_bytes(const Run& run, const Gradients& g) const {
+  Parts count{nullptr};
+  lay_out_channels(&count, run, g);
+  return count.used;
+}
+
+void Convolution::take_channel(const depthwise::Channels& channels, const Run& run, const Gradients& g, size_t channel,
+                               float* dz, std::byte* scratch, std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_channels(&places, run, g);
+  if (work.partial) work.partial[channel] = sum_channel(dz, g.batch, output_.extent[0] * output_.extent[1]);
+  if (work.algorithm)
+    channels.sum_weight_gradient({g.x.planes(0), {}, nullptr, false}, channel, dz, scratch, work.algorithm);
+  if (g.dx.data)
+    channels.add_input_gradient({{}, w_, g.dx.planes(0), g.dx_view.accumulate, nullptr, nullptr}, channel, dz, scratch);
+}
+
+void Convolution::finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g,
+                                  std::byte* block) const {
+  Parts places{block};
+  const PartsWork work = lay_out_channels(&places, run, g);
+  if (work.algorithm)
+    channels.finish_weight_gradient({{}, {}, static_cast<float*>(g.dw.memory.data), g.dw.memory.accumulate},
+                                    work.algorithm);
+  if (work.partial) put_bias_gradient(g, work.partial);
+}
+
 void Convolution::put_gradients(const Gradients& g, const float* dw, const double* db, size_t threads) const {
   if (g.dw.memory.data) put_weights(g.dw, order_, dw, threads);
   if (g.db.data) put_bias_gradient(g, db);

@@ -13,6 +13,7 @@
 #include "base/view.h"
 #include "convolution/convolution.h"
 #include "convolution/convolution_kernels.h"
+#include "convolution/depthwise.h"
 #include "openbnns/bnns/convolution.h"
 
 namespace obn::convolution {
@@ -98,6 +99,8 @@ struct OutputGradient {
   double* sums;                         // (O), added to
 };
 void make_output_gradient(const OutputGradient& g, size_t first, size_t samples, size_t threads);
+// The sum over one channel, dz (samples, values), as make_output_gradient has it.
+double sum_channel(const float* dz, size_t samples, size_t values);
 // sums (O): of float32 dz over some samples, as make_output_gradient sums one of its kSumGroups groups.
 void sum_output_gradient(const Images& dz, size_t samples, double* sums);
 
@@ -197,6 +200,15 @@ class Convolution final : public Filter {
   void run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* work) const;
   void finish_parts(const Run& run, const Gradients& g, std::byte* work) const;
 
+  // All gradients of single channels, to the bit, each alone on its thread while dz (float32 without gaps, all samples
+  // of this channel) is near: where the layer is depthwise. scratch is half of scratch(); finish is last.
+  bool takes_channels(const Run& run, const Gradients& g) const;
+  void plan_channels(size_t batch, depthwise::Channels* channels) const { channels->plan(problem_of(batch)); }
+  size_t channels_bytes(const Run& run, const Gradients& g) const;
+  void take_channel(const depthwise::Channels& channels, const Run& run, const Gradients& g, size_t channel, float* dz,
+                    std::byte* scratch, std::byte* work) const;
+  void finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g, std::byte* work) const;
+
  private:
   struct Parts;          // convolution.cpp
   struct ForwardWork;
@@ -221,6 +233,7 @@ class Convolution final : public Filter {
   int check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_places(const Gradients& g) const;
   BackwardWork lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const;
+  PartsWork lay_out_channels(Parts* parts, const Run& run, const Gradients& g) const;
   PartsWork lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const;
   void backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const;
   void put_bias_gradient(const Gradients& g, const double* sums) const;

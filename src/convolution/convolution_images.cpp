@@ -219,6 +219,22 @@ void make_output_gradient(const OutputGradient& g, size_t first, size_t samples,
   for (size_t piece = 0; piece < groups * channels; ++piece) g.sums[piece % channels] += g.partial[piece];
 }
 
+double sum_channel(const float* dz, size_t samples, size_t values) {
+  const Kernels& kernels = targets.best();
+  const size_t groups = std::min(samples, kSumGroups);
+  double all = 0.0;
+  for (size_t group = 0; group < groups; ++group) {
+    double sum = 0.0;
+    for (size_t n = group * samples / groups; n < (group + 1) * samples / groups; ++n) {
+      double plane = 0.0;
+      by_blocks(values, kBlock, [&](size_t i, size_t m) { plane += kernels.sum(dz + n * values + i, m); });
+      sum += plane;
+    }
+    all += sum;
+  }
+  return all;
+}
+
 void sum_output_gradient(const Images& dz, size_t samples, double* sums) {
   const OutputGradient g = {dz, {}, nullptr, false, nullptr, sums, sums};
   for (size_t c = 0; c < dz.view->extent[2]; ++c) {

@@ -901,47 +901,21 @@ TEST(convolution_samples_may_be_slices_of_a_larger_array) {
   BNNSFilterDestroy(filter);
 }
 
-namespace {
-
-size_t blocks_held = 0, blocks_left = SIZE_MAX;
-
-int counting_alloc(void** block, size_t alignment, size_t bytes) {
-  if (blocks_left-- == 0) return blocks_left = 0, 1;
-  ++blocks_held;
-  return ::posix_memalign(block, alignment, bytes);
-}
-void counting_free(void* block) {
-  --blocks_held;
-  std::free(block);
-}
-
-}  // namespace
-
 TEST(convolution_gives_back_what_it_took) {
+  using ::obn::test::Memory;
   Layer l;
   const Weights w = l.weights();
   Vector bias(1);
   const auto parameters = l.parameters(w, bias);
-  BNNSFilterParameters filter_params = {};
-  filter_params.alloc_memory = counting_alloc;
-  filter_params.free_memory = counting_free;
-  for (blocks_left = 0;; ++blocks_left) {
-    const size_t granted = blocks_left;
-    BNNSFilter filter = BNNSFilterCreateLayerConvolution(&parameters, &filter_params);
-    if (filter) {
-      BNNSFilterDestroy(filter);
-      CHECK(blocks_held == 0, "%zu blocks are left", blocks_held);
-      CHECK(granted > 0, "nothing was asked for");
-      break;
-    }
-    CHECK(blocks_held == 0, "%zu blocks are left after a failure", blocks_held);
-    blocks_left = granted;
-    if (granted > 10) {
-      CHECK(false, "never enough");
-      break;
-    }
+  size_t granted = 0;
+  for (BNNSFilter filter = nullptr; !filter && granted < 10; ++granted) {
+    const BNNSFilterParameters options = Memory::start(granted);
+    filter = BNNSFilterCreateLayerConvolution(&parameters, &options);
+    if (filter) BNNSFilterDestroy(filter);
+    CHECK(!filter || granted > 0, "nothing was asked for");
+    CHECK(Memory::taken == Memory::returned, "%zu blocks taken, %zu given back", Memory::taken, Memory::returned);
   }
-  blocks_left = SIZE_MAX;
+  CHECK(granted < 10, "never enough");
 }
 
 TEST(convolution_says_what_it_holds) {
@@ -1013,7 +987,7 @@ void expect_no_filter(const Layer& l, const Weights& w, const Vector& bias, cons
   BNNSFilter filter = l.transposed ? BNNSFilterCreateLayerTransposedConvolution(&parameters, nullptr)
                                    : BNNSFilterCreateLayerConvolution(&parameters, nullptr);
   CHECK(!filter, "a filter was made; expected a sentence about %s", word);
-  CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\" does not begin with %s", obn_last_error(),
+  CHECK(failed_with(word), "\"%s\" does not begin with %s", obn_last_error(),
         word);
   BNNSFilterDestroy(filter);
 }
@@ -1105,7 +1079,7 @@ TEST(convolution_failing_calls_leave_outputs_alone) {
       const Image y_before = y;
       obn_clear_error();
       CHECK(BNNSFilterApplyBatch(filter, l.n, x, x_stride, to, y_stride) == -1, "expected a failure about %s", word);
-      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\"", obn_last_error());
+      CHECK(failed_with(word), "\"%s\"", obn_last_error());
       CHECK(in.x.bytes == before.x.bytes && in.w.bytes == before.w.bytes && y.bytes == y_before.bytes, "touched");
     };
     auto* x_bytes = static_cast<std::byte*>(in.x.data());
@@ -1131,7 +1105,7 @@ TEST(convolution_failing_calls_leave_outputs_alone) {
       const int status = BNNSFilterApplyBackwardBatch(filter, l.n, call.x, 0, &call.dx, call.dx_stride, call.y, 0,
                                                       &call.dy, call.dy_stride, &call.dw, &call.db);
       CHECK(status == -1, "expected a failure about %s", word);
-      CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\", expected %s", obn_last_error(),
+      CHECK(failed_with(word), "\"%s\", expected %s", obn_last_error(),
             word);
       CHECK(in.dx.bytes == before.dx.bytes && in.dw.bytes == before.dw.bytes && in.db.bytes == before.db.bytes &&
                 in.x.bytes == before.x.bytes && in.dy.bytes == before.dy.bytes && in.w.bytes == before.w.bytes,
@@ -1252,7 +1226,7 @@ TEST(convolution_first_interface) {
   check(3.0f, 0.5f);
   const auto refuse = [&](const char* word) {
     CHECK(!BNNSFilterCreateConvolutionLayer(&in, &out, &p, nullptr), "expected a sentence about %s", word);
-    CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "\"%s\"", obn_last_error());
+    CHECK(failed_with(word), "\"%s\"", obn_last_error());
   };
   p.weights.data_table = nullptr;
   refuse("weights");

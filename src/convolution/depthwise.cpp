@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/memory.h"
 #include "base/pool.h"
 #include "convolution/segments.h"
 
@@ -155,6 +156,12 @@ size_t segments_of(const Problem& s) {
   return std::clamp(std::max(for_accuracy, for_threads), size_t{1}, s.batch);
 }
 
+void plan_weight_gradient(const Problem& s, Plan* plan) {
+  plan_forward(s, plan);
+  plan->segments = segments_of(s);
+  plan->block = block_of(s);
+}
+
 // Calls body(first, count) for pieces of `units` units of `values` values each.
 template <class Body>
 void by_units(size_t units, size_t values, size_t threads, const Body& body) {
@@ -201,9 +208,7 @@ void input_gradient(const Kernels& kernels, const Problem& s, const InputGradien
 void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
                      std::byte* work) {
   Plan plan;
-  plan_forward(s, &plan);
-  plan.segments = segments_of(s);
-  plan.block = block_of(s);
+  plan_weight_gradient(s, &plan);
   const size_t segments = plan.segments, per_channel = plan.multiplier * plan.taps, all = s.in_channels * per_channel;
   const size_t blocks = (s.in_channels + plan.block - 1) / plan.block;
   float* sums = reinterpret_cast<float*>(work);  // (segments, O, kh, kw)
@@ -214,6 +219,52 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
                             sums + part * all + c * per_channel, scratch());
   });
   add_segments(sums, segments, all, call.accumulate, call.dw);
+}
+
+// ---- single channels ----
+
+namespace {
+
+// The planes of one channel, whichever it is.
+Planes planes_of_channel(const Problem& s, float* data) {
+  return {data, as_size(s.x.out), 0, as_size(s.x.out * s.y.out)};
+}
+
+}  // namespace
+
+void Channels::plan(const Problem& s) {
+  kernels = &targets.best();
+  plan_weight_gradient(s, &weight);
+  plan_input_gradient(s, &input);
+}
+
+void Channels::add_input_gradient(const InputGradient& call, size_t channel, float* dz, std::byte* scratch) const {
+  const Problem& s = input.problem;
+  InputGradient one = call;
+  one.dz = planes_of_channel(s, dz);
+  const size_t values = as_size(s.x.in * s.y.in);
+  for (size_t n = 0; n < s.batch; ++n) {
+    if (n + 1 < s.batch) bring_near(call.dx.data + (n + 1) * call.dx.sample + channel * call.dx.plane, values);
+    kernels->input_gradient(input, one, (n * s.in_channels + channel) * input.bands, input.bands, scratch);
+  }
+}
+
+void Channels::sum_weight_gradient(const WeightGradient& call, size_t channel, float* dz, std::byte* scratch,
+                                   std::byte* work) const {
+  const Problem& s = weight.problem;
+  const size_t segments = weight.segments, all = s.in_channels * weight.taps;
+  WeightGradient one = call;
+  one.dz = planes_of_channel(s, dz);
+  for (size_t part = 0; part < segments; ++part) {
+    const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
+    kernels->weight_gradient(weight, one, channel, 1, from, to - from,
+                             reinterpret_cast<float*>(work) + part * all + channel * weight.taps, scratch);
+  }
+}
+
+void Channels::finish_weight_gradient(const WeightGradient& call, std::byte* work) const {
+  add_segments(reinterpret_cast<float*>(work), weight.segments, weight.problem.in_channels * weight.taps,
+               call.accumulate, call.dw);
 }
 
 }  // namespace depthwise

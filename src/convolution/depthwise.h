@@ -87,4 +87,19 @@ void input_gradient(const Kernels& kernels, const Problem& problem, const InputG
 void weight_gradient(const Kernels& kernels, const Problem& problem, const WeightGradient& call, size_t threads,
                      std::byte* work);
 
+// Gradients of single channels alone on the calling thread, where O = C: for layers that have just made dz of one. The
+// bits are those of the passes. dz are the planes of all samples, one after the other.
+struct Channels {
+  const Kernels* kernels;
+  Plan input, weight;  // of dx and dw
+
+  static bool fits(const Problem& problem) { return problem.out_channels == problem.in_channels; }  // and fits() above
+  void plan(const Problem& problem);
+  void add_input_gradient(const InputGradient& call, size_t channel, float* dz, std::byte* scratch) const;
+  // `work` (work_bytes) is one and the same for all channels; finish is last.
+  void sum_weight_gradient(const WeightGradient& call, size_t channel, float* dz, std::byte* scratch,
+                           std::byte* work) const;
+  void finish_weight_gradient(const WeightGradient& call, std::byte* work) const;
+};
+
 }  // namespace obn::convolution::depthwise

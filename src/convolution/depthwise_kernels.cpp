@@ -533,6 +533,8 @@ void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, 
       for (size_t from = 0; from < plan.rows; from += plan.band) {
         const size_t rows = least(plan.band, plan.rows - from);
         if (in_place) {
+          // Planes of one channel do not follow each other.
+          if (channels == 1 && n + 1 < first + count) fetch_ahead(x + g.x.sample, g.x.plane);
           for (size_t j = 0; j < plan.multiplier; ++j)
             slide_products({x, g.x.row, as_size(s.y.in), as_size(s.x.in), as_size(s.y.before), as_size(s.x.before),
                             dz + j * g.dz.plane, g.dz.row, as_size(s.x.out), from, from + rows},

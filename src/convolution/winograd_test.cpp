@@ -69,7 +69,7 @@ struct Target {
 
 std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : kIsas) {
     const winograd::Kernels* kernels = &winograd::targets.at(isa);
     if (has_isa(isa) && (all.empty() || kernels != all.back().kernels)) all.push_back({name_of(isa), kernels});
   }

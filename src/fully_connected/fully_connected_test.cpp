@@ -247,7 +247,7 @@ struct Layer {
 
 // Runs `setup` with the kernels of every target this machine has, with the matrix engine, and with the reference loops.
 void check_everywhere(const Setup& setup, uint64_t seed) {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : kIsas) {
     if (!has_isa(isa)) continue;
     Random random{seed};
     Layer layer(setup, random);
@@ -326,7 +326,7 @@ TEST(fully_connected_large_layers_agree_with_float64) {
 
 // Weights that are taken to come from memory: fetched ahead, their gradient past the caches and together with dx.
 TEST(fully_connected_far_weights_agree_with_float64) {
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512}) {
+  for (Isa isa : kIsas) {
     if (!has_isa(isa)) continue;
     for (size_t n : {1, 3, 8}) {
       for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
@@ -873,41 +873,25 @@ TEST(fully_connected_weights_are_copied_unless_the_client_keeps_them) {
   }
 }
 
-namespace {
-
-size_t blocks_got = 0, blocks_released = 0;
-int count_alloc(void** block, size_t alignment, size_t bytes) {
-  ++blocks_got;
-  return posix_memalign(block, alignment, bytes);
-}
-void count_free(void* block) {
-  ++blocks_released;
-  std::free(block);
-}
-
-}  // namespace
-
 TEST(fully_connected_memory_comes_from_the_caller_and_goes_back) {
+  using ::obn::test::Memory;
   Setup s;
   s.n = 4;
   s.i = 30;
   s.o = 20;
   Random random{9};
   Layer layer(s, random);
-  BNNSFilterParameters options = {};
-  options.alloc_memory = count_alloc;
-  options.free_memory = count_free;
   BNNSLayerParametersFullyConnected p = layer.parameters();
-  blocks_got = blocks_released = 0;
+  const BNNSFilterParameters options = Memory::start();
   BNNSFilter filter = BNNSFilterCreateLayerFullyConnected(&p, &options);
-  CHECK(filter && blocks_got == 3 && blocks_released == 0, "%zu blocks", blocks_got);
+  CHECK(filter && Memory::taken == 3 && Memory::returned == 0, "%zu blocks", Memory::taken);
   std::swap(filter, layer.filter);
-  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && blocks_got == 3, "a call took memory");
+  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && Memory::taken == 3, "a call took memory");
   std::swap(filter, layer.filter);
   BNNSFilterDestroy(filter);
-  CHECK(blocks_released == 3, "%zu released", blocks_released);
+  CHECK(Memory::returned == 3, "%zu released", Memory::returned);
   p.bias.size[0] = 19;
-  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && blocks_got == blocks_released,
+  CHECK(!BNNSFilterCreateLayerFullyConnected(&p, &options) && Memory::taken == Memory::returned,
         "failed creation keeps memory");
 }
 

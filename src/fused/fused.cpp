@@ -293,13 +293,19 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
                          takes_twin(plan, a.batch, g.dy, g.y, copies[0], copies[1]);
   const bool by_runs = !is_copied && first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) &&
                        first_.takes_runs(b);
-  const size_t parts = first_is_wanted && keeps_z() ? first_.parts(b) : 0;
-  const bool has_u = first_is_wanted && !by_runs && !is_copied;
+  bool by_channels = false;
+  if constexpr (First::kIsConvolution)
+    by_channels = first_is_wanted && keeps_z() && takes_group_sink(plan, a.batch, g.dy, g.y) &&
+                  first_.takes_channels(&b);
+  const size_t parts = first_is_wanted && keeps_z() && !by_channels ? first_.parts(b) : 0;
+  const bool has_u = first_is_wanted && !by_runs && !is_copied && !by_channels;
+  std::byte* sums = nullptr;  // of the channels
   const auto lay_out = [&](Room* room, std::byte** work) {
     std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
     const size_t bytes = backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
     const size_t own = !has_u ? 0 : parts > 0 ? first_.parts_bytes(b) : first_.bytes(&b);
     *work = room->take(std::max({bytes, own, size_t{1}}));
+    if constexpr (First::kIsConvolution) sums = room->take(by_channels ? first_.channels_bytes(b) : 0);
     return u;
   };
   Room counted;
@@ -311,6 +317,16 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (is_copied) {
     backward_twice(plan, second_.state, g.dy, g.y, copies[0], copies[1], g.dbeta, g.dgamma, work);
     return 0;
+  }
+  if constexpr (First::kIsConvolution) {
+    if (by_channels) {
+      const auto take = [&](size_t, size_t run, float* gradient) { first_.take_channel(b, run, gradient, sums); };
+      normalization::RunSink sink = sink_of(take);
+      sink.takes_groups = true;
+      backward(plan, second_.state, g.dy, g.y, Tensor(), false, g.dbeta, g.dgamma, work, &sink);
+      first_.finish_channels(b, sums);
+      return 0;
+    }
   }
   const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
   const normalization::RunSink sink = sink_of(take);

@@ -90,6 +90,7 @@ class ConvolutionFirst {
   struct Backward {
     convolution::Gradients g;
     convolution::Run run = {};
+    convolution::depthwise::Channels channels;  // once takes_channels was true
   };
   static bool is_wanted(const BackwardArguments& a);
   int check(const BackwardArguments& a, const void* z, Backward* b) const;
@@ -109,6 +110,13 @@ class ConvolutionFirst {
   static bool takes_runs(const Backward&) { return false; }
   static void take_run(const Backward&, size_t, size_t, float*) {}
   static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
+  // A depthwise layer takes single channels of all samples. u: of this one.
+  bool takes_channels(Backward* b) const;
+  size_t channels_bytes(const Backward& b) const { return layer_.channels_bytes(b.run, b.g); }
+  void take_channel(const Backward& b, size_t channel, float* u, std::byte* work) const;
+  void finish_channels(const Backward& b, std::byte* work) const {
+    layer_.finish_channels(b.channels, b.run, b.g, work);
+  }
 
  private:
   convolution::Convolution layer_;

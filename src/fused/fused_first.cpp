@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "activation/activation_walk.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "fused/fused.h"
@@ -65,6 +66,16 @@ void ConvolutionFirst::run(const Forward& f, size_t first, size_t batch, void* z
   convolution::Images x = f.x;
   x.data += first * x.step * bytes_of(x.view->type);
   layer_.run_forward(f.run, batch, x, {&layer_.output(), static_cast<std::byte*>(z), layer_.output().count}, work);
+}
+
+bool ConvolutionFirst::takes_channels(Backward* b) const {
+  if (!layer_.takes_channels(b->run, b->g)) return false;
+  layer_.plan_channels(b->g.batch, &b->channels);
+  return true;
+}
+
+void ConvolutionFirst::take_channel(const Backward& b, size_t channel, float* u, std::byte* work) const {
+  layer_.take_channel(b.channels, b.run, b.g, channel, u, scratch(), work);
 }
 
 bool ConvolutionFirst::is_wanted(const BackwardArguments& a) {

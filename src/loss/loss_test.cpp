@@ -17,7 +17,6 @@ using namespace obn::loss;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Losses that need no block of their own besides the four plain ones: all but YOLO.
@@ -31,8 +30,6 @@ struct Random : obn::test::Random {
   using obn::test::Random::Random;
   float uniform(float low, float high) { return low + (high - low) * static_cast<float>(below(1 << 20)) * 0x1p-20f; }
 };
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 BNNSNDArrayDescriptor vector_of(size_t n, void* data = nullptr, BNNSDataType type = BNNSDataTypeFloat32) {
   BNNSNDArrayDescriptor d{};

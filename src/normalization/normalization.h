@@ -295,8 +295,10 @@ void forward_from(const Plan& plan, State* state, size_t batch, const RunSource&
 struct RunSink {
   void (*take)(void* context, size_t n, size_t run, float* u);
   void* context;
+  bool takes_groups = false;  // batch norm: u (N, P) are that run of all samples, and n is 0
 };
 bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
+bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y);
 
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
 // the place of dy. A sink takes the place of dx where it can (takes_sink).

@@ -762,9 +762,21 @@ class BackwardCall {
     const size_t run = span.first / plan_.length, runs = span.values() / plan_.length;
     const bool has_samples = span.samples > 1;
     float* u = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
-    job.count = 1;
     job.stream = false;
     set_means(&job, g);
+    if (sink_->takes_groups) {
+      set_channel(&job, run);
+      job.dx = {u, plan_.length};
+      plan_.kernels->channel_gradient(job);
+      if (run + 1 < plan_.runs && span.values() <= kNearValues) {
+        for (size_t n = 0; n < batch_; ++n) {
+          bring_near(address(dy_, n, (run + 1) * plan_.length), plan_.length);
+          bring_near(state_.x + n * plan_.sample() + (run + 1) * plan_.length, plan_.length);
+        }
+      }
+      return sink_->take(sink_->context, 0, run, u);
+    }
+    job.count = 1;
     for (size_t k = runs; k-- > 0;) {
       Gradient one = job;
       one.dy.data += k * job.dy.step;
@@ -1137,6 +1149,11 @@ void backward_input(const Plan& plan, const State& state, const Tensor& dy, cons
 
 bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y) {
   return takes_moments(plan) && plan.length <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
+}
+
+bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
+  return takes_sink(plan, dy, y) && plan.spans_batch() &&
+         plan.group_values(batch) <= kScratchBytes / 2 / sizeof(float);
 }
 
 }  // namespace normalization

@@ -125,7 +125,7 @@ struct Target {
 };
 inline std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+  for (Isa isa : kIsas)
     if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
       all.push_back({name_of(isa), &targets.at(isa)});
   return all;

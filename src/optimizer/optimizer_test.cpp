@@ -14,8 +14,6 @@ using namespace obn::optimizer;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
-
 struct Random : test::Random {
   using test::Random::Random;
   float real() { return static_cast<float>(between(0, 2000)) / 500.0f - 2.0f; }
@@ -23,8 +21,6 @@ struct Random : test::Random {
     for (float& v : values) v = below(9) == 0 ? 0.0f : real();
   }
 };
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 bool is_close(double got, double want, double magnitude) {
   return std::fabs(got - want) <= 2e-6 * (std::fabs(want) + magnitude);

@@ -249,7 +249,7 @@ struct Target {
 
 std::vector<Target> all_targets() {
   std::vector<Target> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
+  for (Isa isa : kIsas)
     if (has_isa(isa) && (isa == Isa::portable || &targets.at(isa) != all.back().kernels))
       all.push_back({name_of(isa), &targets.at(isa)});
   return all;
@@ -744,43 +744,25 @@ TEST(pooling_large_arrays_equal_small_ones) {
 
 // ---- the C interface ----
 
-// Allocations that are still to succeed, and blocks given out but not back.
-static size_t allocations_left, blocks_out;
-
-static int limited_alloc(void** block, size_t alignment, size_t bytes) {
-  if (allocations_left == 0) return 1;
-  --allocations_left;
-  ++blocks_out;
-  return ::posix_memalign(block, alignment, bytes);
-}
-
-static void counting_free(void* block) {
-  --blocks_out;
-  std::free(block);
-}
-
 TEST(pooling_memory_comes_from_the_caller_and_goes_back) {
+  using ::obn::test::Memory;
   float bias[2] = {1, 2};
   Shape shape;
   shape.c = 2;
   shape.has_bias = true;
   const auto parameters = shape.parameters(bias);
-  BNNSFilterParameters options = {};
-  options.alloc_memory = limited_alloc;
-  options.free_memory = counting_free;
   size_t needed = 0;
   for (BNNSFilter filter = nullptr; !filter && needed < 10; ++needed) {
-    allocations_left = needed;
-    blocks_out = 0;
+    const BNNSFilterParameters options = Memory::start(needed);
     obn_clear_error();
     filter = BNNSFilterCreateLayerPooling(&parameters, &options);
     if (filter) {
-      CHECK(blocks_out == needed && allocations_left == 0, "%zu blocks", blocks_out);
+      CHECK(Memory::taken == needed && Memory::returned == 0, "%zu blocks", Memory::taken);
       BNNSFilterDestroy(filter);
     } else {
-      CHECK(std::strncmp(obn_last_error(), "memory", 6) == 0, "%s", obn_last_error());
+      CHECK(failed_with("memory"), "%s", obn_last_error());
     }
-    CHECK(blocks_out == 0, "%zu blocks were not given back", blocks_out);
+    CHECK(Memory::taken == Memory::returned, "%zu blocks, %zu given back", Memory::taken, Memory::returned);
   }
   CHECK(needed == 4, "expected bias, tables and filter; %zu", needed - 1);
 }
@@ -889,7 +871,7 @@ TEST(pooling_refuses_what_cannot_be) {
     obn_clear_error();
     BNNSFilter filter = BNNSFilterCreateLayerPooling(&parameters, nullptr);
     CHECK(!filter, "%s was accepted", word);
-    CHECK(std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "%s: %s", word, obn_last_error());
+    CHECK(failed_with(word), "%s: %s", word, obn_last_error());
     shape.p = 56;
     parameters = shape.parameters(nullptr);
   };
@@ -944,7 +926,7 @@ TEST(pooling_failing_calls_leave_outputs_alone) {
   const std::vector<std::byte> y_before = y.bytes, dx_before = inputs.dx.bytes;
   int expected_failures = 0;
   auto refused = [&](int status, const char* word) {
-    CHECK(status == -1 && std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "%s: status %d, %s", word,
+    CHECK(status == -1 && failed_with(word), "%s: status %d, %s", word,
           status, obn_last_error());
     obn_clear_error();
     ++expected_failures;

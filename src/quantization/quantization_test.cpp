@@ -16,12 +16,9 @@ using namespace obn::quantization;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
 constexpr BNNSDataType kWhole[] = {BNNSDataTypeInt8,   BNNSDataTypeUInt8, BNNSDataTypeInt16,
                                    BNNSDataTypeUInt16, BNNSDataTypeInt32, BNNSDataTypeUInt32};
 constexpr BNNSDataType kReal[] = {BNNSDataTypeInt32, BNNSDataTypeFloat16, BNNSDataTypeFloat32};
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
 
 activation::ref::Values values_of(void* data, BNNSDataType type) {
   return {data, type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};

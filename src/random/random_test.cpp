@@ -17,10 +17,6 @@ using namespace obn::random;
 
 namespace {
 
-constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
-
-bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }
-
 BNNSNDArrayDescriptor array_of(BNNSDataLayout layout, std::initializer_list<size_t> size, void* data,
                                BNNSDataType type = BNNSDataTypeFloat32) {
   BNNSNDArrayDescriptor d{};
@@ -48,6 +44,25 @@ std::vector<uint32_t> stream_of(uint64_t seed, uint64_t position, size_t n) {
 }
 
 }  // namespace
+
+TEST(random_stream_is_aes_in_counter_mode) {
+  // Key 0, counters 0 and 1: published test vectors of AES-128 and of its Galois/counter mode.
+  const uint32_t want[] = {0xd44be966, 0x3b2c8aef, 0x59fa4c88, 0x2e2b34ca,
+                           0xcefce258, 0x61307efa, 0x571d7f36, 0x5a45e7a4};
+  const RandomStream stream(0);
+  uint32_t got[8];
+  stream.get(0, got, 8);
+  CHECK(std::memcmp(got, want, sizeof want) == 0, "0x%08x 0x%08x", got[0], got[4]);
+  for (size_t start = 0; start < 8; ++start) {
+    for (size_t n = 0; start + n <= 8; ++n) {
+      uint32_t part[8] = {};
+      stream.get(start, part, n);
+      CHECK(std::memcmp(part, want + start, 4 * n) == 0, "from %zu, %zu values", start, n);
+    }
+  }
+  CHECK(uniform(0, -1.0f, 3.0f) == -1.0f && uniform(0x80000000, -1.0f, 3.0f) == 1.0f &&
+            uniform(UINT32_MAX, -1.0f, 3.0f) == 3.0f, "uniform");
+}
 
 TEST(random_instructions_and_tables_agree) {
   const RandomStream stream(0x0123456789abcdef);
