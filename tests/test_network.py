@@ -273,6 +273,15 @@ def test_plans_share_memory_and_say_so():
     assert f"{6 * (64 * 64 + 64) + 4 * 64 + 4:,} parameters" in network.summary()
 
 
+def test_normalizations_borrow_from_the_arena():
+    block = Normalize("batch")
+    network = Network([Dense(64), block, Dense(4)], input=(64,))
+    x, y = random_batch(32, 64), np.arange(32) % 4
+    losses = [network.train_step(x, y) for _ in range(3)]
+    assert losses[2] < losses[0]
+    assert block._layer.kept_bytes(32) < 32 * 64 * 4
+
+
 def test_paths_write_side_by_side_without_copies():
     network = Network(
         [Branch([Dense(3)], [Dense(4)], join="concatenate"), Dense(2)], input=(5,), loss="mse"

@@ -381,8 +381,7 @@ TEST(normalization_borrowing_is_refused_where_it_cannot_be) {
   Layer layer(s, random);
   const Layer before(s, same);
   const auto refused = [&](int status, const char* word) {
-    CHECK(status == -1 && std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "%s: %s", word,
-          obn_last_error());
+    CHECK(status == -1 && failed_with(word), "%s: %s", word, obn_last_error());
     CHECK(layer.x.bytes == before.x.bytes && layer.dbeta.bytes == before.dbeta.bytes, "%s: touched", word);
   };
   refused(obn_filter_set_borrow_input(nullptr, 1), "filter");
@@ -465,7 +464,7 @@ TEST(normalization_refuses_what_cannot_be) {
     BNNSLayerParametersNormalization p = layer.parameters();
     change(p);
     BNNSFilter filter = BNNSFilterCreateLayerNormalization(type, &p, nullptr);
-    CHECK(!filter && std::strncmp(obn_last_error(), word, std::strlen(word)) == 0, "%s: %s", word, obn_last_error());
+    CHECK(!filter && failed_with(word), "%s: %s", word, obn_last_error());
     BNNSFilterDestroy(filter);
   };
   using P = BNNSLayerParametersNormalization;

@@ -771,7 +771,7 @@ class BackwardCall {
       if (run + 1 < plan_.runs && span.values() <= kNearValues) {
         for (size_t n = 0; n < batch_; ++n) {
           bring_near(address(dy_, n, (run + 1) * plan_.length), plan_.length);
-          bring_near(state_.x + n * plan_.sample() + (run + 1) * plan_.length, plan_.length);
+          bring_near(state_.x + n * state_.x_step + (run + 1) * plan_.length, plan_.length);
         }
       }
       return sink_->take(sink_->context, 0, run, u);
