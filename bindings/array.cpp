@@ -150,6 +150,16 @@ bool Call::fail() const {
   return false;
 }
 
+Job* Call::prepare(Job* job) const {
+  if (!job) return nullptr;
+  job->filter = filter_;
+  Py_XINCREF(filter_);
+  job->name = Py_NewRef(name_);
+  job->error = state_->layer_apply_error;
+  job->claims = claims_;
+  return job;
+}
+
 // ---- arrays ----
 
 namespace {
@@ -251,7 +261,8 @@ bool Array::take(Call& call, PyObject* object, const Operand& operand, const cha
   }
   result_ = Py_NewRef(object);
   if (batched == Batched::yes) call.batch = buffer_.shape[0];
-  return true;
+  if (!is_recording()) return true;
+  return stand_in_ ? refuse_recording() : keep_recorded(object);
 }
 
 bool Array::take_optional(Call& call, PyObject* object, const Operand& operand, const char* name, Use use) {
@@ -259,6 +270,7 @@ bool Array::take_optional(Call& call, PyObject* object, const Operand& operand, 
 }
 
 bool Array::make(Call& call, const Operand& operand, Batched batched) {
+  if (is_recording()) return refuse_recording();
   State* state = call.state();
   bool has_batch = batched == Batched::yes;
   PyObject* array;

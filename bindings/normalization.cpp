@@ -93,10 +93,10 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
     return nullptr;
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSNormalizationFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(),
-                                                 x.batch_stride(), y.data(), y.batch_stride(), training);
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(), training] {
+    return BNNSNormalizationFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride, training);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   // an empty batch leaves what was kept before
   if (training && call.batch > 0 && call.flags() & kBorrows) x.lend_to(call.filter());
@@ -122,12 +122,13 @@ PyObject* normalization_backward(PyObject* module, PyObject* const* arguments, P
       !dgamma.take(call, arguments[5], call.operand(kParameters + kGamma), "gamma_gradient", accumulate & 4,
                    flags & kHasGamma, Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSNormalizationFilterApplyBackwardBatch(
-            call.handle(), static_cast<size_t>(call.batch), dx.descriptor(), dx.batch_stride(), y.data(),
-            y.batch_stride(), &dy_descriptor, dy.batch_stride(), dbeta.descriptor(), dgamma.descriptor());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), y = y.place(),
+                dy = dy.described(call.operand(kOutput)), dx = dx.described(), dbeta = dbeta.described(),
+                dgamma = dgamma.described()]() mutable {
+    return BNNSNormalizationFilterApplyBackwardBatch(handle, batch, dx.get(), dx.stride, y.data, y.stride, dy.get(),
+                                                     dy.stride, dbeta.get(), dgamma.get());
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return Py_BuildValue("NNN", dx.result(), dbeta.result(), dgamma.result());
 }

@@ -5,6 +5,10 @@
 
 #include "bnns/base.h"
 
+/* A pooling as the third layer of BNNSFilterCreateFusedLayer, behind a normalization: its type there,
+ * for which the BNNS interface has no number. Its block is a BNNSLayerParametersPooling. */
+#define OBN_FILTER_POOLING ((BNNSFilterType)1024)
+
 OBN_C_BEGIN
 
 /* Receives the sentence of a failed call. user is the pointer given at registration. */

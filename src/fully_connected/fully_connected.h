@@ -61,6 +61,9 @@ struct Part {
   size_t rows;
 };
 
+inline constexpr size_t kMostSwept = 3;    // samples of one walk over the weights and their gradient
+inline constexpr size_t kLineFloats = 16;  // of a cache line
+
 // One target's loops, made for few samples: every value of the matrix is read (or written) once for up to four of them.
 struct Kernels {
   // out(s, r) = Σ_c m(r, c)·v(s, c) for the rows of the part and s < n; with `accumulate`, added.
@@ -71,10 +74,11 @@ struct Kernels {
                   bool accumulate);
   // g(r, c) = Σ_s u(s, r)·v(s, c) for the rows of the part.
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
-  // combine and outer for the same u in one walk, so that reading and writing overlap: float32, and g goes past the
-  // caches. The same bits as one after the other.
+  // combine and outer for the same u in one walk, so that reading and writing overlap: float32, n <= kMostSwept, and g
+  // goes past the caches, its rows whole cache lines apart. The same bits as one after the other.
+  // work: 2 · n · (columns + 2048)
   void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
-                size_t out_row, const Gradient& g);
+                size_t out_row, const Gradient& g, float* work);
   size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 

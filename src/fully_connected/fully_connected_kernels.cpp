@@ -19,7 +19,6 @@ constexpr size_t kRegisters = 32;
 #endif
 
 constexpr size_t kSamplesAtOnce = 4;
-constexpr size_t kLineFloats = 16;
 constexpr size_t kShortSum = kRegisters == 32 ? 12 : 0;  // rows of two vectors that registers can hold
 
 // Rows whose dot products with so many samples are sums in registers. One sample alone waits for the memory, which
@@ -522,33 +521,126 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 
 // ---- combine and outer in one walk ----
 
-// The first column from c on that begins a cache line of the row g, or the end.
-OBN_INLINE size_t line_at(const float* g, size_t c, size_t columns) {
-  const size_t at = c + floats_before_line(g + c);
-  return at < columns ? at : columns;
+// A load waits for an earlier store that lies a multiple of a page away, so what is read and written in turn is kept
+// apart by parts of a page: m is read where g is written, or far from it; sums and v are moved to where neither is.
+constexpr size_t kPageFloats = 4096 / sizeof(float);
+
+// The first place from p on that lies `floats` behind g, but for whole pages.
+OBN_INLINE float* placed_behind(float* p, const float* g, size_t floats) {
+  const size_t distance = (reinterpret_cast<uintptr_t>(g + floats) - reinterpret_cast<uintptr_t>(p)) / sizeof(float);
+  return p + distance % kPageFloats;
 }
 
-// A few rows at a time: first what they give to out in a block of columns, then their gradient there, cut where its
-// cache lines begin.
-void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g) {
-  constexpr size_t kRows = 8, kBlock = 256;
-  for (size_t done = 0; done < part.rows; done += kRows) {
-    const size_t rows = part.rows - done < kRows ? part.rows - done : kRows, first = part.first + done;
-    const float* from = static_cast<const float*>(m.data) + first * m.row;
-    const float* next = !m.is_far ? nullptr : rows < part.rows - done ? from + rows * m.row : from;
-    for (size_t c = 0; c < m.columns; c += kBlock) {
-      const size_t end = m.columns - c < kBlock ? m.columns : c + kBlock;
-      combine_columns<Float32>(from + c, m.row, end - c, rows, {next, m.columns - c}, u.data + first, u.row, n, out + c,
-                               out_row, done > 0);
-      for (size_t r = first; r < first + rows; ++r) {
-        float* to = reinterpret_cast<float*>(g.data) + r * g.row;
-        const size_t begin = c == 0 ? 0 : line_at(to, c, m.columns);
-        outer_streamed(u, u.data + r, v, v.data + begin, n, line_at(to, end, m.columns) - begin, to + begin);
+// Line by line: what kRows rows of m give to out, then as many values of their gradients, which v and g begin with. All
+// is read before anything is written. g is aligned to a cache line.
+template <size_t kSamples, size_t kRows>
+[[gnu::noinline]] static void sweep_tile(const float* m, size_t row, const float* u, size_t u_row, float* out,
+                                         size_t out_row, bool start, const float* v, size_t v_row, float* g,
+                                         size_t g_row, size_t columns) {
+  constexpr size_t kVectors = kLineFloats / kLanes;
+  F factor[kRows][kSamples];
+#pragma GCC unroll 8
+  for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (size_t s = 0; s < kSamples; ++s) factor[r][s] = splat(u[s * u_row + r]);
+  }
+  for (size_t line = 0; line < columns; line += kLineFloats) {
+    F values[kVectors][kSamples];
+#pragma GCC unroll 4
+    for (size_t i = 0; i < kVectors; ++i) {
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) values[i][s] = held(load(v + s * v_row + line + i * kLanes));
+    }
+#pragma GCC unroll 4
+    for (size_t c = line; c < line + kLineFloats; c += kLanes) {
+      F total[kSamples];
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) total[s] = start ? load(out + s * out_row + c) : F{};
+#pragma GCC unroll 8
+      for (size_t r = 0; r < kRows; ++r) {
+        const F weight = load(m + r * row + c);
+#pragma GCC unroll 8
+        for (size_t s = 0; s < kSamples; ++s) total[s] = fused(factor[r][s], weight, total[s]);
+      }
+#pragma GCC unroll 8
+      for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
+    }
+#pragma GCC unroll 8
+    for (size_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (size_t i = 0; i < kVectors; ++i) {
+        F total = factor[r][0] * values[i][0];
+#pragma GCC unroll 8
+        for (size_t s = 1; s < kSamples; ++s) total = fused(factor[r][s], values[i][s], total);
+        stream(g + r * g_row + line + i * kLanes, total);
       }
     }
   }
+}
+
+// kRows rows from `first` on. Both m and g are walked from a whole cache line on, wherever those are; what lies before
+// and behind goes the usual way. Where m would be read shortly behind what was written, its walk begins as much later.
+template <size_t kSamples, size_t kRows>
+OBN_INLINE void sweep_rows(const Matrix& m, size_t first, const Floats& u, const Floats& v, float* out, size_t out_row,
+                           bool start, const Gradient& g) {
+  const float* from = static_cast<const float*>(m.data) + first * m.row;
+  const float* factors = u.data + first;
+  float* to = reinterpret_cast<float*>(g.data) + first * g.row;
+  const auto combine_some = [&](size_t c, size_t end) {
+    if (c == end) return;
+    combine_tile<Float32, kSamples, kRows>(from + c, m.row, end - c, {nullptr, end - c}, factors, u.row, out + c,
+                                           out_row, start);
+  };
+  const auto outer_some = [&](size_t c, size_t end) {
+    for (size_t r = 0; r < kRows; ++r)
+      outer_row(u, factors + r, v, v.data + c, kSamples, end - c, to + r * g.row + c, false);
+  };
+  constexpr size_t kShortly = kPageFloats / 4;
+  const size_t of_g = floats_before_line(to), line_of_m = floats_before_line(from);
+  const size_t behind =
+      (reinterpret_cast<uintptr_t>(to + of_g) - reinterpret_cast<uintptr_t>(from + line_of_m)) / sizeof(float);
+  const size_t of_m = line_of_m + (behind % kPageFloats <= kShortly ? behind % kPageFloats : 0);
+  const size_t later = of_m > of_g ? of_m : of_g;
+  const size_t columns = m.columns > later ? (m.columns - later) / kLineFloats * kLineFloats : 0;
+  if (columns == 0) {
+    combine_some(0, m.columns);
+    return outer_some(0, m.columns);
+  }
+  combine_some(0, of_m);
+  outer_some(0, of_g);
+  sweep_tile<kSamples, kRows>(from + of_m, m.row, factors, u.row, out + of_m, out_row, start, v.data + of_g, v.row,
+                              to + of_g, g.row, columns);
+  combine_some(of_m + columns, m.columns);
+  outer_some(of_g + columns, m.columns);
+}
+
+template <size_t kSamples>
+void sweep_samples(const Matrix& m, const Part& part, const Floats& u, const Floats& v, float* out, size_t out_row,
+                   const Gradient& g, float* work) {
+  constexpr size_t kRows = combine_rows_for(kSamples);
+  const float* to = reinterpret_cast<const float*>(g.data) + part.first * g.row;
+  const size_t step = (m.columns + kPageFloats - 1) / kPageFloats * kPageFloats;
+  float* values = placed_behind(work, to, kPageFloats / 2);
+  float* sums = placed_behind(values + kSamples * step, to, kPageFloats / 4);
+  for (size_t s = 0; s < kSamples; ++s)
+    std::memcpy(values + s * step, v.data + s * v.row, m.columns * sizeof(float));
+  size_t done = 0;
+  for (; done + kRows <= part.rows; done += kRows)
+    sweep_rows<kSamples, kRows>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
+  for (; done < part.rows; ++done)
+    sweep_rows<kSamples, 1>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
+  for (size_t s = 0; s < kSamples; ++s)
+    std::memcpy(out + s * out_row, sums + s * step, m.columns * sizeof(float));
   fence();
+}
+
+void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
+           const Gradient& g, float* work) {
+  switch (n) {
+    case 1: return sweep_samples<1>(m, part, u, v, out, out_row, g, work);
+    case 2: return sweep_samples<2>(m, part, u, v, out, out_row, g, work);
+    default: return sweep_samples<3>(m, part, u, v, out, out_row, g, work);
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "activation/activation_walk.h"
+#include "base/memory.h"
 #include "base/pool.h"
 #include "base/types.h"
 #include "fully_connected/fully_connected.h"
@@ -169,7 +170,10 @@ gemm::Product Multiply::engine_product() const {
 
 bool Multiply::can_take_along(const Outer& other) const {
   const bool is_float32 = m.values.type == BNNSDataTypeFloat32 && is_run(m);
-  return uses_kernels() && !sums_along_rows && parts() > 1 && is_float32 && other.is_streamed() && other.v.is_ready(n);
+  constexpr size_t kMostColumns = kScratchBytes / sizeof(float) / (2 * kMostSwept) - 2048;
+  const bool suits =
+      n <= kMostSwept && m.columns <= kMostColumns && other.to.row % kLineFloats == 0 && other.v.is_ready(n);
+  return uses_kernels() && !sums_along_rows && parts() > 1 && is_float32 && other.is_streamed() && suits;
 }
 
 void Multiply::run() const {
@@ -247,11 +251,12 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
       const Part part = {first, rows * (i + 1) / all - first};
       float* sums = partial_ + i * n * columns;
       if (!outer) return choice.kernels->combine(matrix, part, u, n, sums, columns, false);
-      choice.kernels->sweep(matrix, part, u, outer->column_factors(), n, sums, columns, outer->gradient());
+      choice.kernels->sweep(matrix, part, u, outer->column_factors(), n, sums, columns, outer->gradient(),
+                            reinterpret_cast<float*>(scratch()));
     });
     // Partial sums are added in their order, column by column.
     const activation::Kernels& row_kernels = activation::targets.best();
-    by_pieces(n * columns, kPieceValues, threads, [&](size_t first, size_t count) {
+    by_pieces(n * columns, round_up(rows_of(kPieceValues, all), kLongRow), threads, [&](size_t first, size_t count) {
       for (size_t at = first; at < first + count;) {
         const size_t s = at / columns, c = at % columns, m = std::min(first + count - at, columns - c);
         float* to_here = out + s * out_row + c;

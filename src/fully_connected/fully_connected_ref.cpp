@@ -59,7 +59,7 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
 }
 
 void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g) {
+           const Gradient& g, float*) {
   combine(m, part, u, n, out, out_row, false);
   outer(u, v, n, m.columns, part, g);
 }

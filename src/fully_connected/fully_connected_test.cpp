@@ -324,18 +324,21 @@ TEST(fully_connected_large_layers_agree_with_float64) {
   }
 }
 
-// Weights that are taken to come from memory: fetched ahead, their gradient past the caches and together with dx.
+// Weights that are taken to come from memory: fetched ahead, their gradient past the caches; and together with dx, if
+// samples are few and its rows lie whole cache lines apart.
 TEST(fully_connected_far_weights_agree_with_float64) {
+  constexpr size_t kInputs = 1030, kToLine = 10;
   for (Isa isa : kIsas) {
     if (!has_isa(isa)) continue;
-    for (size_t n : {1, 3, 8}) {
+    for (size_t n : {1, 2, 3, 8}) {
       for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
         Setup s;
         s.n = n;
-        s.i = 1030;
+        s.i = kInputs;
         s.o = 770;
         s.layout = layout;
-        s.gap = s.shift = n;
+        s.shift = n;
+        s.gap = n == 8 ? n : kToLine;
         s.client = true;
         Random first{n}, second{n};
         Layer all(s, first), parts(s, second);

@@ -162,7 +162,8 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
 // What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
 // there are several down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
-constexpr size_t kFewestShared = size_t{1} << 14;  // words that all would pack else: below, waiting costs more
+constexpr size_t kFewestShared = size_t{1} << 14;  // words of a that all would pack else: below, waiting costs more
+constexpr size_t kFewestAgain = size_t{1} << 19;   // the same of b: floats that would be packed more than once
 constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
@@ -189,13 +190,16 @@ struct PackedRun {
   }
   Shared shared(float* work) const {
     const bool is_float = packing.word_values == 1;
-    const bool packs_a = !is_float || !is_a_in_place(p, p.n, packing.tile_columns);
+    const bool widens_b = is_b_widened(p, cut.rows, packing.tile_rows);
+    const bool packs_a = !is_float || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
     const bool packs_b = !is_float || !is_b_in_place(p);
     const size_t words_of_a = words_of(p.m, p, packing.word_values);
+    const size_t words_of_b = words_of(p.n, p, packing.word_values);
     const bool a_pays = cut.across * words_of_a >= kFewestShared;
+    const bool b_pays = cut.down > 1 && (!is_float || (cut.down - 1) * words_of_b >= kFewestAgain);
     Shared found;
     if (work && cut.across > 1 && packs_a && a_pays && can_share(words_of_a)) found.a = work;
-    if (work && cut.down > 1 && packs_b && can_share(words_of(p.n, p, packing.word_values)))
+    if (work && b_pays && packs_b && can_share(words_of_b))
       found.b = found.a ? work + all_of_a() : work;
     return found;
   }
@@ -266,6 +270,7 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   Product floats = p;
   floats.a.type = floats.b.type = BNNSDataTypeFloat32;
   const Way way = way_of(floats, kernels);
+  if (way == Way::packed && is_b_widened(p, p.m, kernels.floats.tile_rows)) return {.way = way};
   const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
   if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
     return {.way = Way::packed, .as_pairs = true};
@@ -390,13 +395,14 @@ void run(const Product& product, size_t threads, std::byte* work) {
 
 // ---- one after the other ----
 
-Repeated::Repeated(const Product& like) : product_(like), is_turned_(false), way_(-1) {
+Repeated::Repeated(const Product& like) : product_(like), is_turned_(false), way_(-1), as_pairs_(false) {
   product_ = simplified(like, &is_turned_);
   const Product& p = product_;
   const Kernels& kernels = targets.best();
   const Choice choice = choice_of(p, kernels, can_be_pairs(p) ? best_pairs() : nullptr);
-  const Cut cut = cut_of(p, choice.way, kernels.floats, 1);
-  if (!choice.widens && !choice.as_pairs && cut.down * cut.across == 1) way_ = static_cast<int>(choice.way);
+  const Cut cut = cut_of(p, choice.way, choice.as_pairs ? *best_pairs() : kernels.floats, 1);
+  if (!choice.widens && cut.down * cut.across == 1) way_ = static_cast<int>(choice.way);
+  as_pairs_ = choice.as_pairs;
 }
 
 void Repeated::run(const void* a, const void* b, float* c, bool accumulate) const {
@@ -408,7 +414,10 @@ void Repeated::run(const void* a, const void* b, float* c, bool accumulate) cons
   p.c = c;
   p.accumulate = accumulate;
   if (way_ < 0) return gemm::run(p, 1, nullptr);
-  run_block(targets.best(), static_cast<Way>(way_), p, {0, p.m, 0, p.n}, reinterpret_cast<float*>(scratch()));
+  const Block all = {0, p.m, 0, p.n};
+  float* work = reinterpret_cast<float*>(scratch());
+  if (as_pairs_) return best_pairs()->packed(p, all, nullptr, nullptr, work);
+  run_block(targets.best(), static_cast<Way>(way_), p, all, work);
 }
 
 // ---- batches ----

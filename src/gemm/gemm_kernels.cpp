@@ -49,6 +49,7 @@ namespace {
 using obn::gemm::even_part;
 using obn::gemm::is_a_in_place;
 using obn::gemm::is_b_in_place;
+using obn::gemm::is_b_widened;
 using obn::gemm::kDepth;
 using obn::gemm::kDotDepth;
 using obn::gemm::kRowStrip;
@@ -269,6 +270,46 @@ constexpr CopyingTiles list_all() {
 }
 constexpr CopyingTiles copying = list_all();
 
+// The tile of packed a with half values of b where they lie, which become floats in registers.
+template <bool kBrain>
+struct HalfStep : FusedStep {
+  using Stored = uint16_t;
+  OBN_INLINE F get(const uint16_t* p) { return Half<kBrain>::whole(p); }
+  OBN_INLINE F get_first(const uint16_t* p, size_t n) { return Half<kBrain>::some(p, n); }
+
+  static constexpr bool kSplits = kBrain;  // which are floats already, one shift and one mask away
+  OBN_INLINE void get_split(const uint16_t* p, F* even, F* odd) {
+    U pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    *even = reinterpret_cast<F>(pairs << 16);
+    *odd = reinterpret_cast<F>(pairs & 0xffff0000u);
+  }
+};
+template <size_t kRows, bool kBrain>
+[[gnu::noinline]] void multiply_and_widen(const Tile& t) {
+  using Step = HalfStep<kBrain>;
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, false, Step>(t, nullptr);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, false, Step>(t, nullptr);
+  multiply_rows<kRows, 1, true, false, false, Step>(t, nullptr);
+}
+
+struct WideningTiles {
+  MultiplyTile of_bfloat16[kTileRows + 1] = {};
+  MultiplyTile of_float16[kTileRows + 1] = {};
+};
+template <size_t kRows>
+constexpr void list(WideningTiles& tiles) {
+  tiles.of_bfloat16[kRows] = multiply_and_widen<kRows, true>;
+  tiles.of_float16[kRows] = multiply_and_widen<kRows, false>;
+  if constexpr (kRows > 1) list<kRows - 1>(tiles);
+}
+constexpr WideningTiles list_all_widening() {
+  WideningTiles tiles;
+  list<kTileRows>(tiles);
+  return tiles;
+}
+constexpr WideningTiles widening = list_all_widening();
+
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
   const Product& product;
@@ -294,6 +335,20 @@ void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) 
 
 // Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
 OBN_INLINE size_t apart(size_t depth) { return depth + 16; }
+
+// A single panel of packed a, b of half values where it lies.
+void multiply_widened(const Strip& s) {
+  const Product& p = s.product;
+  Tile t;
+  t.k = s.depth;
+  begin(p, s.block.row, s.column, s.columns, s.first == 0, &t);
+  t.a = s.a;
+  t.a_row = 1;
+  t.a_step = s.block.rows;
+  t.b = reinterpret_cast<const float*>(values<uint16_t>(p.b, s.first, s.column));
+  t.b_step = p.b.row;
+  (p.b.type == BNNSDataTypeBFloat16 ? widening.of_bfloat16 : widening.of_float16)[s.block.rows](t);
+}
 
 void multiply_strip(const Strip& s) {
   const Product& p = s.product;
@@ -337,8 +392,10 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   float* behind = work + depth * kTileColumns;
   // A single tile's width: every row of a is read once, so that its panels are converted rather than packed.
   const bool is_half = p.a.type != BNNSDataTypeFloat32, is_narrow = block.columns <= kTileColumns;
-  const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1;
-  float* own_a = packed_a || converts || is_a_in_place(p, block.columns, kTileColumns) ? nullptr : behind;
+  const bool widens = !packed_b && is_b_widened(p, block.rows, kTileRows);
+  const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1 && !widens;
+  const bool a_in_place = is_a_in_place(p, block.columns, kTileColumns) && !widens;
+  float* own_a = packed_a || converts || a_in_place ? nullptr : behind;
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
     if (own_a) pack_a(p, block.row, block.rows, first, steps, 0, 1, own_a);
@@ -347,8 +404,9 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns) {
         const float* b = packed_b ? packed_b + first * width + j * steps : nullptr;
-        multiply_strip({p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy,
-                        converts ? behind : nullptr, j + kTileColumns >= end});
+        const Strip strip = {p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy,
+                             converts ? behind : nullptr, j + kTileColumns >= end};
+        (widens ? multiply_widened : multiply_strip)(strip);
       }
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);
     }

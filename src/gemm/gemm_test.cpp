@@ -376,6 +376,18 @@ TEST(gemm_narrow_products_of_half_types) {
       }
 }
 
+TEST(gemm_few_rows_with_half_weights_in_place) {
+  Random random{18};
+  for (BNNSDataType type : {BNNSDataTypeFloat16, BNNSDataTypeBFloat16})
+    for (size_t m = 1; m <= 15; ++m)
+      for (size_t n : {3, 16, 29, 32, 45, 150}) {
+        Options o = random_options(random);
+        o.b = Order::rows;
+        o.b_type = type;
+        check_all(Setting(m, n, n == 150 ? 700 : 37, o, random));
+      }
+}
+
 // ---- pairs of bfloat16 ----
 
 Options random_pairs(Random& random) {

@@ -296,9 +296,7 @@ int Normalization::check_output_values(const Tensor& y, size_t batch) const {
 int Normalization::check(const BackwardArguments& a, Gradients* g) const {
   const size_t batch = a.batch;
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
-  if (batch != state.batch)
-    return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
+  if (check_batch(batch) != 0) return -1;
   if (read_delta(*a.dy, Access::read, batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy_stride) != 0) return -1;
   g->dy = Tensor(g->dy_view, g->dy_view.data, g->dy_stride);
   const Range dy_range = range_of(g->dy_view, g->dy_view.data, batch, g->dy_stride);
@@ -329,31 +327,52 @@ int Normalization::check(const BackwardArguments& a, Gradients* g) const {
         activation::check_apart(target, name, {&x_, borrowed_, borrowed_step_}, "the borrowed input", batch) != 0)
       return -1;
   }
+  if (check_parameters(batch, a.dbeta, a.dgamma, g) != 0) return -1;
+  const struct {
+    const char* name;
+    const View& view;
+    bool is_wanted;
+  } sums[] = {{"beta_gradient", g->beta_view, g->dbeta.is_wanted},
+              {"gamma_gradient", g->gamma_view, g->dgamma.is_wanted}};
+  for (const auto& sum : sums) {
+    if (!sum.is_wanted) continue;
+    const Range range = range_of(sum.view, sum.view.data, 1, 0);
+    if (check_ranges(range, sum.name, dy_range, "grad_output") != 0 ||
+        check_ranges(range, sum.name, y_range, "output") != 0 ||
+        check_ranges(range, sum.name, dx_range, "input_gradient") != 0 ||
+        check_ranges(range, sum.name, x_range, "the borrowed input") != 0)
+      return -1;
+  }
+  return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
+}
+
+int Normalization::check_batch(size_t batch) const {
+  if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
+  if (batch == state.batch) return 0;
+  return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
+}
+
+int Normalization::check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma,
+                                    Gradients* g) const {
+  if (check_batch(batch) != 0) return -1;
   const struct {
     BNNSNDArrayDescriptor* descriptor;
     const Parameter& parameter;
     const char* name;
     View* view;
     ParameterGradient* gradient;
-  } sums[] = {{a.dbeta, plan.beta, "beta_gradient", &g->beta_view, &g->dbeta},
-              {a.dgamma, plan.gamma, "gamma_gradient", &g->gamma_view, &g->dgamma}};
+  } sums[] = {{dbeta, plan.beta, "beta_gradient", &g->beta_view, &g->dbeta},
+              {dgamma, plan.gamma, "gamma_gradient", &g->gamma_view, &g->dgamma}};
   for (const auto& sum : sums) {
     if (!sum.descriptor) continue;
     const bool is_given = &sum.parameter == &plan.beta ? has_beta_ : has_gamma_;
     if (read_parameter_delta(*sum.descriptor, sum.parameter, is_given, sum.name, sum.view, sum.gradient) != 0)
       return -1;
-    const Range range = range_of(*sum.view, sum.view->data, 1, 0);
-    if (check_ranges(range, sum.name, dy_range, "grad_output") != 0 ||
-        check_ranges(range, sum.name, y_range, "output") != 0 ||
-        check_ranges(range, sum.name, dx_range, "input_gradient") != 0 ||
-        check_ranges(range, sum.name, x_range, "the borrowed input") != 0 || check_own_apart(range, sum.name) != 0)
-      return -1;
+    if (check_own_apart(range_of(*sum.view, sum.view->data, 1, 0), sum.name) != 0) return -1;
   }
-  if (a.dbeta && a.dgamma &&
-      check_ranges(range_of(g->beta_view, g->beta_view.data, 1, 0), "beta_gradient",
-                   range_of(g->gamma_view, g->gamma_view.data, 1, 0), "gamma_gradient") != 0)
-    return -1;
-  return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
+  if (!dbeta || !dgamma) return 0;
+  return check_ranges(range_of(g->beta_view, g->beta_view.data, 1, 0), "beta_gradient",
+                      range_of(g->gamma_view, g->gamma_view.data, 1, 0), "gamma_gradient");
 }
 
 int Normalization::apply_normalization_backward(const BackwardArguments& a) {

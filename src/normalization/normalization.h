@@ -366,6 +366,8 @@ class Normalization final : public Filter {
   const View& output() const { return y_; }
   int check_output(size_t batch, const void* y, size_t requested, size_t* stride) const;  // of a forward call
   int check(const BackwardArguments& arguments, Gradients* g) const;
+  // The same for dβ and dγ alone, where dy and y are not of this layer's shape.
+  int check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma, Gradients* g) const;
   int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
 
   Plan plan;    // tests change its kernels
@@ -379,6 +381,7 @@ class Normalization final : public Filter {
   int check_count(const View& view, const char* argument) const;
   int check_own_apart(const Range& range, const char* argument) const;
   int check_output_values(const Tensor& y, size_t batch) const;
+  int check_batch(size_t batch) const;
   int read_delta(const BNNSNDArrayDescriptor& descriptor, Access access, size_t batch, size_t requested,
                  const char* argument, View* view, size_t* stride) const;
   int read_parameter_delta(const BNNSNDArrayDescriptor& descriptor, const Parameter& parameter, bool is_given,

@@ -19,6 +19,14 @@ constexpr size_t kTileRows = 6;  // 12 of 16
 constexpr size_t kTileRows = 8;  // ARM: 16 of 32
 #endif
 constexpr size_t kTileVectors = 2;
+
+// Lines of c are fetched before the multiplications, or beside them, a row per step of k, where those leave slots for
+// it: at the start they would hold up everything.
+#if defined(__AVX512F__)
+constexpr bool kFetchesBeside = true;
+#else
+constexpr bool kFetchesBeside = false;
+#endif
 constexpr size_t kTileColumns = kTileVectors * kLanes;
 
 // One tile's operands. Strides count floats.
@@ -43,9 +51,17 @@ struct Tile {
   size_t ahead_step = 0;
 };
 
+// How b is stored: as the floats that the tile's pointer says, or not (gemm_kernels.cpp).
+struct WordsOfB {
+  using Stored = float;
+  static constexpr bool kSplits = false;  // whole tiles are read as even and odd columns, by get_split()
+  OBN_INLINE F get(const float* p) { return load(p); }
+  OBN_INLINE F get_first(const float* p, size_t n) { return load_first(p, n); }
+};
+
 // One step of k: what a word of a becomes, and how it meets a word of b. Here words are floats;
 // gemm_pairs_kernels.cpp has others.
-struct FusedStep {
+struct FusedStep : WordsOfB {
   OBN_INLINE F spread(const float* a) { return splat(*a); }
   OBN_INLINE F add(F sum, F x, F w) { return sum + x * w; }
 };
@@ -53,27 +69,39 @@ struct FusedStep {
 // A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.
 template <size_t kRows, size_t kVectors, bool kPacked, bool kWhole, bool kCopies, class Step = FusedStep>
 OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
+  constexpr bool kSplit = Step::kSplits && kWhole && kVectors == 2;
   F sum[kRows][kVectors];
   const size_t last = kWhole ? kLanes : t.columns - (kVectors - 1) * kLanes;  // values in the last vector
   auto read = [&](const float* p, size_t v) __attribute__((always_inline)) {
     return kWhole || v + 1 < kVectors || last == kLanes ? load(p + v * kLanes) : load_first(p + v * kLanes, last);
+  };
+  auto read_b = [&](const typename Step::Stored* p, size_t v) __attribute__((always_inline)) {
+    if (kWhole || v + 1 < kVectors || last == kLanes) return Step::get(p + v * kLanes);
+    return Step::get_first(p + v * kLanes, last);
   };
 #pragma GCC unroll 16
   for (size_t i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) {
       sum[i][v] = F{};
-      __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
+      if constexpr (!kFetchesBeside) __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
     }
   }
   const float* a = t.a;
-  const float* b = t.b;
+  const auto* b = reinterpret_cast<const typename Step::Stored*>(t.b);
   const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
+  [[maybe_unused]] const float* c_ahead = t.c;
   for (size_t p = 0; p < t.k; ++p) {
+    if constexpr (kFetchesBeside) {
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) __builtin_prefetch(c_ahead + v * kLanes, 1);
+      c_ahead += p + 1 < kRows ? t.c_row : 0;
+    }
     F w[kVectors];
+    if constexpr (kSplit) Step::get_split(b, &w[0], &w[1]);
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) {
-      w[v] = read(b, v);
+      if constexpr (!kSplit) w[v] = read_b(b, v);
       if constexpr (kCopies) store(copy + v * kLanes, w[v]);
     }
     if constexpr (kCopies) copy += kTileColumns;
@@ -88,6 +116,10 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     a += kPacked ? kRows : t.a_step;
     b += t.b_step;
     ahead += t.ahead_step;
+  }
+  if constexpr (kSplit) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < kRows; ++i) join_pairs(sum[i][0], sum[i][1], &sum[i][0], &sum[i][1]);
   }
   if (t.alpha != 1.0f) {
 #pragma GCC unroll 16
