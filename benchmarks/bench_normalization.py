@@ -1,4 +1,7 @@
-"""Normalization: a training forward pass into `out=`, then all gradients into given arrays."""
+"""Normalization: a training forward pass into `out=`, then all gradients into given arrays.
+
+Every case twice: as BNNS has it, where the layer keeps a copy of x for its gradients, and borrowed,
+where it relies on x staying as it is. The peers do the latter in both."""
 
 import math
 import re
@@ -23,7 +26,8 @@ RESULTS = ("y", "dx", "dgamma", "dbeta")
 
 def rows(run: Run) -> Iterator[Row]:
     """One row per phase of every case that matches."""
-    chosen = [_entry(case, run) for case in CASES if re.search(run.only, f"normalization {case}")]
+    entries = [_entry(case, borrows, run) for case in CASES for borrows in (False, True)]
+    chosen = [entry for entry in entries if re.search(run.only, f"normalization {entry.name}")]
     return race_entries("normalization", chosen, run)
 
 
@@ -37,17 +41,18 @@ def works(case: NormalizationCase) -> tuple[Work, Work]:
     return forward, backward
 
 
-def _entry(case: NormalizationCase, run: Run) -> Entry:
-    return Entry.unary(str(case), *works(case), lambda: _contenders(case, run), RESULTS)
+def _entry(case: NormalizationCase, borrows: bool, run: Run) -> Entry:
+    name = f"{case}-borrowed" if borrows else str(case)
+    return Entry.unary(name, *works(case), lambda: _contenders(case, borrows, run), RESULTS)
 
 
-def _contenders(case: NormalizationCase, run: Run) -> list[Contender]:
+def _contenders(case: NormalizationCase, borrows: bool, run: Run) -> list[Contender]:
     x, dy = case.input(), case.output_gradient()
     if case.activation == "rectified_linear":
         parameters = {"gamma": case.gamma_values(), "beta": case.beta_values()}
         straight = replace(case, activation="identity").layer(**parameters)
         dy = away_from_kinks(straight.apply(x, training=True), dy)
-    found = [_ours(case, x, dy, run.threads)]
+    found = [_ours(case, borrows, x, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.normalization(case, x, dy, run.compiled)
     return found
@@ -59,8 +64,10 @@ def away_from_kinks(z: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return np.where(np.abs(z) > 1e-4, dy, np.float32(0))
 
 
-def _ours(case: NormalizationCase, x: np.ndarray, dy: np.ndarray, threads: int) -> Contender:
-    layer = case.layer(num_threads=threads)
+def _ours(
+    case: NormalizationCase, borrows: bool, x: np.ndarray, dy: np.ndarray, threads: int
+) -> Contender:
+    layer = case.layer(num_threads=threads, borrow_input=borrows)
     y, dx = np.empty_like(dy), np.empty_like(x)
     dgamma, dbeta = (np.empty(case.parameter_shape, np.float32) for _ in range(2))
 

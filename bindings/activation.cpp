@@ -42,10 +42,10 @@ PyObject* activation_apply(PyObject* module, PyObject* const* arguments, Py_ssiz
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
     return nullptr;
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
-                                    y.data(), y.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place()] {
+    return BNNSFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return y.result();
 }
@@ -66,13 +66,13 @@ PyObject* activation_backward(PyObject* module, PyObject* const* arguments, Py_s
       !dalpha.take(call, arguments[5], call.operand(kAlpha), "alpha_gradient", accumulate & 2,
                    call.flags() & kHasAlpha, Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSFilterApplyBackwardBatch(call.handle(), static_cast<size_t>(call.batch), x.data(),
-                                            x.batch_stride(), dx.descriptor(), dx.batch_stride(), y.data(),
-                                            y.batch_stride(), &dy_descriptor, dy.batch_stride(), dalpha.descriptor(),
-                                            nullptr);
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                dy = dy.described(call.operand(kOutput)), dx = dx.described(),
+                dalpha = dalpha.described()]() mutable {
+    return BNNSFilterApplyBackwardBatch(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                        dy.get(), dy.stride, dalpha.get(), nullptr);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return Py_BuildValue("NN", dx.result(), dalpha.result());
 }

@@ -108,6 +108,7 @@ void FilterObject::close() {
   if (!last) return;
   BNNSFilterDestroy(last);
   while (held_count > 0) PyBuffer_Release(&held[--held_count]);
+  PyBuffer_Release(&borrowed);  // nothing happens where there is none
 }
 
 // ---- calls ----
@@ -147,6 +148,16 @@ bool Call::claim() {
 bool Call::fail() const {
   PyErr_Format(state_->layer_apply_error, "[%U] %s", name_, obn_last_error());
   return false;
+}
+
+Job* Call::prepare(Job* job) const {
+  if (!job) return nullptr;
+  job->filter = filter_;
+  Py_XINCREF(filter_);
+  job->name = Py_NewRef(name_);
+  job->error = state_->layer_apply_error;
+  job->claims = claims_;
+  return job;
 }
 
 // ---- arrays ----
@@ -250,7 +261,8 @@ bool Array::take(Call& call, PyObject* object, const Operand& operand, const cha
   }
   result_ = Py_NewRef(object);
   if (batched == Batched::yes) call.batch = buffer_.shape[0];
-  return true;
+  if (!is_recording()) return true;
+  return stand_in_ ? refuse_recording() : keep_recorded(object);
 }
 
 bool Array::take_optional(Call& call, PyObject* object, const Operand& operand, const char* name, Use use) {
@@ -258,6 +270,7 @@ bool Array::take_optional(Call& call, PyObject* object, const Operand& operand, 
 }
 
 bool Array::make(Call& call, const Operand& operand, Batched batched) {
+  if (is_recording()) return refuse_recording();
   State* state = call.state();
   bool has_batch = batched == Batched::yes;
   PyObject* array;
@@ -323,6 +336,13 @@ BNNSNDArrayDescriptor Array::describe_first_major(const Operand& operand) const 
 void Array::give_to(FilterObject* filter) {
   filter->held[filter->held_count++] = buffer_;
   exposed_ = false;
+}
+
+void Array::lend_to(FilterObject* filter) {
+  Py_buffer last = filter->borrowed;
+  filter->borrowed = buffer_;
+  exposed_ = false;
+  PyBuffer_Release(&last);
 }
 
 bool Target::take(Call& call, PyObject* target, const Operand& operand, const char* name, bool accumulate, bool exists,

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <new>
 
 #include "openbnns/bnns.h"
 #include "openbnns/openbnns.h"
@@ -19,6 +20,7 @@ struct State {
   PyTypeObject* parameter_type;
   PyTypeObject* tensors_type;
   PyTypeObject* generator_type;
+  PyTypeObject* program_type;
   PyObject* conform;               // openbnns._spec.conform
   PyObject* allocate;              // openbnns._spec.allocate
   PyObject* empty;                 // numpy.empty
@@ -26,6 +28,7 @@ struct State {
   PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
   PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
   PyObject* optimizer_step_error;  // openbnns._errors.OptimizerStepError
+  PyObject* training_error;        // openbnns._errors.TrainingError
 };
 
 State* state_of(PyObject* module);
@@ -72,12 +75,45 @@ struct FilterObject : PyObject {
   Operand operands[kMaxOperands];
   Py_buffer held[kMaxHeld];  // memory of the caller that the native filter reads
   int held_count;
+  Py_buffer borrowed;        // the same, until the next call that brings some; obj NULL when there is none
   unsigned flags;  // the family's own
 
   bool enter();  // false when closed, without an exception
   void leave();
   void close();
 };
+
+// ---- recording: see program.cpp ----
+
+// A native call that is kept, to be run again. What it reads and writes is kept by the program it belongs to.
+struct Job {
+  virtual ~Job();
+  virtual int run() = 0;  // 0 when all went well
+
+  Job* next = nullptr;
+  FilterObject* filter = nullptr;  // owned; NULL for a direct function
+  PyObject* label = nullptr;       // owned: whose call it is
+  PyObject* name = nullptr;        // owned: the class, for messages
+  PyObject* error = nullptr;       // what to raise, the module's
+  const char* sentence = nullptr;  // NULL: the library's
+  bool claims = false;
+};
+
+template <class Function>
+struct JobOf final : Job {
+  explicit JobOf(const Function& given) : function(given) {}
+  int run() override { return function(); }
+  Function function;
+};
+
+// Whether calls of this thread are recorded now instead of being run.
+bool is_recording();
+// The job becomes the next of the recorded ones; NULL: there was no memory for it. False with an exception.
+bool record_job(Job* job, size_t items);
+// The object lives as long as what is recorded.
+bool keep_recorded(PyObject* object);
+// This call cannot be recorded. Sets an exception; false.
+bool refuse_recording();
 
 // Work on more items than these lets other Python threads run meanwhile. Less is done before the GIL would be had back.
 inline constexpr size_t kItemsWorthReleasing = 4096;
@@ -97,6 +133,8 @@ class Call {
   State* state() const { return state_; }
   PyObject* name() const { return name_; }
   unsigned flags() const { return filter_->flags; }
+  FilterObject* filter() const { return filter_; }
+  size_t samples() const { return static_cast<size_t>(batch); }
   BNNSFilter handle() const { return filter_->handle.load(std::memory_order_relaxed); }
   const Operand& operand(int i) const { return filter_->operands[i]; }
 
@@ -105,12 +143,13 @@ class Call {
   // Runs a native function on call.batch samples like `operand`, without the GIL when that is enough work to be worth
   // it. False with LayerApplyError when it fails.
   template <class Function>
-  bool run(const Operand& operand, const Function& function) const {
+  bool run(const Operand& operand, Function&& function) const {
     return run(static_cast<size_t>(batch) * static_cast<size_t>(operand.items), function);
   }
   // The same for work on that many items.
   template <class Function>
-  bool run(size_t items, const Function& function) const {
+  bool run(size_t items, Function&& function) const {
+    if (is_recording()) return refuse_recording();
     int status;
     if (items > kItemsWorthReleasing) {
       Py_BEGIN_ALLOW_THREADS
@@ -121,6 +160,17 @@ class Call {
     }
     return status == 0 || fail();
   }
+  // The same for a function that has all it needs by value, so that it can be recorded instead.
+  template <class Function>
+  bool perform(size_t items, Function function) const {
+    if (!is_recording()) return run(items, function);
+    return record_job(prepare(new (std::nothrow) JobOf<Function>(function)), items);
+  }
+  template <class Function>
+  bool perform(const Operand& operand, Function function) const {
+    return perform(samples() * static_cast<size_t>(operand.items), function);
+  }
+  Job* prepare(Job* job) const;  // fills in whose call it is; NULL stays NULL
 
  private:
   bool fail() const;  // LayerApplyError with the library's sentence; false
@@ -135,6 +185,21 @@ class Call {
 enum class Use { read, write, share };      // share: a parameter that the filter keeps reading
 enum class Strides { as_operand, any };     // any: whatever the C interface can express
 enum class Batched { yes, no };
+
+// Where an argument lies, without holding it.
+struct Place {
+  void* data;
+  size_t stride;  // of the batch, in values
+};
+
+// The same with a descriptor; NULL where there is none.
+struct Described {
+  BNNSNDArrayDescriptor descriptor = {};
+  size_t stride = 0;
+  bool exists = false;
+
+  BNNSNDArrayDescriptor* get() { return exists ? &descriptor : nullptr; }
+};
 
 // An argument held for the time of one call.
 class Array {
@@ -161,6 +226,8 @@ class Array {
 
   void* data() const { return data_; }
   size_t batch_stride() const { return batch_stride_; }  // in values; 0 for a batch of one
+  Place place() const { return {data_, batch_stride_}; }
+  Described described(const Operand& operand) const { return {describe(operand), batch_stride_, true}; }
   PyObject* result() const { return Py_NewRef(result_ ? result_ : Py_None); }
   // One sample with the strides of this array.
   BNNSNDArrayDescriptor describe(const Operand& operand) const;
@@ -168,6 +235,8 @@ class Array {
   BNNSNDArrayDescriptor describe_first_major(const Operand& operand) const;
   // Hands the buffer over to a filter that goes on reading it.
   void give_to(FilterObject* filter);
+  // The same until another array takes its place.
+  void lend_to(FilterObject* filter);
 
  private:
   bool expose(PyObject* object, Use use);
@@ -192,6 +261,7 @@ class Target {
             Batched batched = Batched::yes);
   BNNSNDArrayDescriptor* descriptor() { return wanted_ ? &descriptor_ : nullptr; }
   size_t batch_stride() const { return array_.batch_stride(); }
+  Described described() const { return {descriptor_, array_.batch_stride(), wanted_}; }
   PyObject* result() const { return array_.result(); }
 
  private:
@@ -245,12 +315,14 @@ extern PyMethodDef matmul_methods[];
 extern PyMethodDef normalization_methods[];
 extern PyMethodDef optimizer_methods[];
 extern PyMethodDef pooling_methods[];
+extern PyMethodDef program_methods[];
 extern PyMethodDef quantization_methods[];
 extern PyMethodDef random_methods[];
 extern PyMethodDef weighted_methods[];
 
 // The families' own types.
 extern PyType_Spec generator_spec;
+extern PyType_Spec program_spec;
 extern PyType_Spec tensors_spec;
 
 // METH_FASTCALL functions have a type of their own; the table wants this one.

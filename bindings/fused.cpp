@@ -1,13 +1,16 @@
-// Calls of openbnns/fused.py. The two layers come as the descriptions of their own families.
+// Calls of openbnns/fused.py. The two or three layers come as the descriptions of their own families.
+#include <array>
+
 #include "arithmetic.h"
 #include "normalization.h"
+#include "pooling.h"
 #include "quantization.h"
 #include "weighted.h"
 
 namespace obn::door {
 namespace {
 
-// Operands: those of the first layer, the output of the second, its parameters.
+// Operands: those of the first layer, the output of the last, the parameters of the second.
 enum { kResult = kWeightedOperands, kSecond };
 
 static_assert(kArithmeticOperands <= kResult);
@@ -67,15 +70,16 @@ struct First {
   }
 };
 
-// name, type of the first layer, its description, output, type of the second layer, its description, winograd (1, 0,
-// or -1: the library's setting), threads, copy_parameters
+// name, type of the first layer, its description, output, type of the second layer, its description, description of a
+// pooling behind them or None, winograd (1, 0, or -1: the library's setting), threads, copy_parameters
 PyObject* fused_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *first_tuple, *output, *second_tuple;
+  PyObject *name, *first_tuple, *output, *second_tuple, *third_tuple;
   unsigned first_kind, second_kind;
   Py_ssize_t threads;
   int winograd, copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UIO!OIO!inp:fused_create", &name, &first_kind, &PyTuple_Type, &first_tuple, &output,
-                        &second_kind, &PyTuple_Type, &second_tuple, &winograd, &threads, &copy_parameters))
+  if (!PyArg_ParseTuple(arguments, "UIO!OIO!Oinp:fused_create", &name, &first_kind, &PyTuple_Type, &first_tuple,
+                        &output, &second_kind, &PyTuple_Type, &second_tuple, &third_tuple, &winograd, &threads,
+                        &copy_parameters))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::fused);
@@ -89,8 +93,15 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   const BNNSNDArrayDescriptor& between = filter->operands[first.output].descriptor;
   const BNNSNDArrayDescriptor& result = filter->operands[kResult].descriptor;
   Operand* operands = &filter->operands[kSecond];
-  BNNSFilterType types[2] = {first.type, BNNSQuantization};
-  const void* blocks[2] = {first.block, &quantizer.layer};
+  BNNSLayerParametersPooling pooling = {};
+  BNNSFilterType types[3] = {first.type, BNNSQuantization, OBN_FILTER_POOLING};
+  const void* blocks[3] = {first.block, &quantizer.layer, &pooling};
+  const bool has_pooling = third_tuple != Py_None;
+  if (has_pooling) {
+    if (!parse_pooling(filter.get(), third_tuple, &pooling)) return nullptr;
+    pooling.i_desc = between;
+    pooling.o_desc = result;
+  }
   if (second_kind == BNNSQuantization) {
     if (!parse_quantization(call, filter.get(), second_tuple, copy_parameters, operands, &quantizer)) return nullptr;
     quantizer.layer.i_desc = between;
@@ -98,7 +109,7 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   } else {
     if (!parse_normalization(call, filter.get(), second_tuple, copy_parameters, operands, &norm)) return nullptr;
     norm.layer.i_desc = between;
-    norm.layer.o_desc = result;
+    norm.layer.o_desc = has_pooling ? between : result;
     types[1] = norm.type;
     blocks[1] = &norm.layer;
     if (norm.has_beta) filter->flags |= given(kFirstOfNorm);
@@ -107,7 +118,7 @@ PyObject* fused_create(PyObject* module, PyObject* arguments) {
   BNNSFilterParameters options = {};
   if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
   options.n_threads = static_cast<size_t>(threads);
-  BNNSFilter handle = BNNSFilterCreateFusedLayer(2, types, blocks, &options);
+  BNNSFilter handle = BNNSFilterCreateFusedLayer(has_pooling ? 3 : 2, types, blocks, &options);
   if (handle && winograd >= 0) obn_filter_set_winograd(handle, winograd);
   return filter.open(handle);
 }
@@ -159,10 +170,13 @@ PyObject* fused_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t c
   if (!x.take(call, arguments + 3, false)) return nullptr;
   if (call.batch < 0 && arguments[1] == Py_None) call.batch = 1;
   if (!y.take_or_make(call, arguments[1], call.operand(kResult), "out")) return nullptr;
+  if (flags & kIsWeighted) {
+    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(), training] {
+      return BNNSFusedFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride, training);
+    };
+    return call.perform(items_of(call), apply) ? y.result() : nullptr;
+  }
   if (!call.run(items_of(call), [&] {
-        if (flags & kIsWeighted)
-          return BNNSFusedFilterApplyBatch(call.handle(), samples_of(call), x.data[0], x.strides[0], y.data(),
-                                           y.batch_stride(), training);
         return BNNSFusedFilterApplyMultiInputBatch(call.handle(), samples_of(call),
                                                    static_cast<size_t>(inputs_of(flags)), x.data, x.strides, y.data(),
                                                    y.batch_stride(), training);
@@ -229,18 +243,27 @@ PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_
     delta_descriptors[k] = deltas[k].descriptor();
   }
 
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(output);
-  if (!call.run(items_of(call), [&] {
-        if (flags & kIsWeighted)
-          return BNNSFusedFilterApplyBackwardBatch(
-              call.handle(), samples_of(call), x.data[0], x.strides[0], dx_descriptors[0], dx_strides[0], y.data(),
-              y.batch_stride(), &dy_descriptor, dy.batch_stride(), delta_descriptors);
-        return BNNSFusedFilterApplyBackwardMultiInputBatch(
-            call.handle(), samples_of(call), static_cast<size_t>(inputs), x.any ? x.data : nullptr,
-            x.any ? x.strides : nullptr, dx_descriptors, dx_strides, y.data(), y.batch_stride(), &dy_descriptor,
-            dy.batch_stride(), delta_descriptors);
-      }))
-    return nullptr;
+  if (flags & kIsWeighted) {
+    std::array<Described, kParameters> described;
+    for (int k = 0; k < kParameters; ++k) described[k] = deltas[k].described();
+    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(),
+                  dy = dy.described(output), dx = dx[0].described(), described]() mutable {
+      BNNSNDArrayDescriptor* pointers[kParameters];
+      for (int k = 0; k < kParameters; ++k) pointers[k] = described[k].get();
+      return BNNSFusedFilterApplyBackwardBatch(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                               dy.get(), dy.stride, pointers);
+    };
+    if (!call.perform(items_of(call), apply)) return nullptr;
+  } else {
+    BNNSNDArrayDescriptor dy_descriptor = dy.describe(output);
+    if (!call.run(items_of(call), [&] {
+          return BNNSFusedFilterApplyBackwardMultiInputBatch(
+              call.handle(), samples_of(call), static_cast<size_t>(inputs), x.any ? x.data : nullptr,
+              x.any ? x.strides : nullptr, dx_descriptors, dx_strides, y.data(), y.batch_stride(), &dy_descriptor,
+              dy.batch_stride(), delta_descriptors);
+        }))
+      return nullptr;
+  }
   return Py_BuildValue("NN", results_of(dx, inputs), results_of(deltas, parameters));
 }
 

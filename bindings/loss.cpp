@@ -93,12 +93,15 @@ struct Truth {
     } else {
       class_type = static_cast<BNNSDataType>(code);
       if (PyObject_GetBuffer(labels_object, &classes.view, PyBUF_STRIDED_RO) != 0) return false;
+      if (is_recording() && !keep_recorded(labels_object)) return false;
     }
     if (weights_object == Py_None) return true;
+    if (is_recording()) return refuse_recording();  // they are the caller's, and others in every step
     if (PyObject_GetBuffer(weights_object, &weights.view, PyBUF_SIMPLE) != 0) return false;
     weights_size = static_cast<size_t>(weights.view.len) / sizeof(float);
     return true;
   }
+  Place place() const { return are_classes ? Place{classes.view.buf, class_stride()} : labels.place(); }
   size_t class_stride() const {
     return static_cast<size_t>(classes.view.shape[0] > 1 ? classes.view.strides[0] / classes.view.itemsize : 1);
   }
@@ -123,19 +126,20 @@ PyObject* loss_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t co
                                         Strides::as_operand, batched))
     return nullptr;
   if (!dx.take(call, arguments[6], call.operand(kInput), "input_gradient", accumulate, true)) return nullptr;
-  const size_t batch = static_cast<size_t>(call.batch);
-  if (batch == 0 && call.flags() & kIsReduced)  // the C call writes nothing; the loss of nothing is 0
+  if (call.batch == 0 && call.flags() & kIsReduced) {  // the C call writes nothing; the loss of nothing is 0
+    if (is_recording() && !refuse_recording()) return nullptr;
     std::memset(y.data(), 0, static_cast<size_t>(call.operand(kOutput).itemsize));
-  if (!call.run(call.operand(kInput), [&] {
-        if (truth.are_classes)
-          return obn_loss_apply_classes(call.handle(), batch, x.data(), x.batch_stride(), truth.classes.view.buf,
-                                        truth.class_type, truth.class_stride(), truth.weights.view.buf,
-                                        truth.weights_size, y.data(), dx.descriptor(), dx.batch_stride());
-        return BNNSLossFilterApplyBatch(call.handle(), batch, x.data(), x.batch_stride(), truth.labels.data(),
-                                        truth.labels.batch_stride(), truth.weights.view.buf, truth.weights_size,
-                                        y.data(), dx.descriptor(), dx.batch_stride());
-      }))
-    return nullptr;
+  }
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.data(), dx = dx.described(),
+                labels = truth.place(), are_classes = truth.are_classes, type = truth.class_type,
+                weights = truth.weights.view.buf, weights_size = truth.weights_size]() mutable {
+    if (are_classes)
+      return obn_loss_apply_classes(handle, batch, x.data, x.stride, labels.data, type, labels.stride, weights,
+                                    weights_size, y, dx.get(), dx.stride);
+    return BNNSLossFilterApplyBatch(handle, batch, x.data, x.stride, labels.data, labels.stride, weights, weights_size,
+                                    y, dx.get(), dx.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply)) return nullptr;
   if (!dx.descriptor()) return y.result();
   return Py_BuildValue("NN", y.result(), dx.result());
 }

@@ -1,6 +1,8 @@
 // The extension module openbnns._core: its types, the questions about the library, and the families' calls.
 #include <dlfcn.h>
 
+#include <cstring>
+
 #include "array.h"
 
 namespace obn::door {
@@ -197,7 +199,28 @@ PyObject* library_path(PyObject*, PyObject*) {
   return PyUnicode_DecodeFSDefault(info.dli_fname);
 }
 
+// to, from: True when both are packed and of one type, and the values were few enough to be copied with the GIL held.
+// NumPy gives it away for 500 values, and a thread that wants it then has to be woken.
+PyObject* copy_packed(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (!check_count("copy_packed", count, 2)) return nullptr;
+  constexpr Py_ssize_t kMostBytes = 1 << 16;
+  Py_buffer to, from;
+  if (PyObject_GetBuffer(arguments[0], &to, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) return nullptr;
+  if (PyObject_GetBuffer(arguments[1], &from, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    PyBuffer_Release(&to);
+    Py_RETURN_FALSE;
+  }
+  bool same = to.len == from.len && to.len <= kMostBytes && to.ndim == from.ndim && !std::strcmp(to.format, from.format);
+  for (int k = 0; same && k < to.ndim; ++k) same = to.shape[k] == from.shape[k];
+  if (same) std::memmove(to.buf, from.buf, static_cast<size_t>(to.len));
+  PyBuffer_Release(&from);
+  PyBuffer_Release(&to);
+  return PyBool_FromLong(same);
+}
+
 PyMethodDef module_methods[] = {
+    {"copy_packed", as_method(copy_packed), METH_FASTCALL, nullptr},
     {"activation_parameter", as_method(activation_parameter), METH_FASTCALL, nullptr},
     {"version", version, METH_NOARGS, nullptr},
     {"isa", isa, METH_NOARGS, nullptr},
@@ -236,19 +259,21 @@ int execute(PyObject* module) {
   for (PyMethodDef* methods :
        {activation_methods, arithmetic_methods, attention_methods, clip_methods, convolution_methods,
         fully_connected_methods, fused_methods, loss_methods, matmul_methods, normalization_methods, optimizer_methods,
-        pooling_methods, quantization_methods, random_methods, weighted_methods})
+        pooling_methods, program_methods, quantization_methods, random_methods, weighted_methods})
     if (PyModule_AddFunctions(module, methods) != 0) return -1;
   bool complete = (state->filter_type = add_type(module, &filter_spec)) &&
                   (state->parameter_type = add_type(module, &parameter_spec)) &&
                   (state->tensors_type = add_type(module, &tensors_spec)) &&
                   (state->generator_type = add_type(module, &generator_spec)) &&
+                  (state->program_type = add_type(module, &program_spec)) &&
                   (state->conform = import_name("openbnns._spec", "conform")) &&
                   (state->allocate = import_name("openbnns._spec", "allocate")) &&
                   (state->empty = import_name("numpy", "empty")) &&
                   (state->itemsize = PyUnicode_InternFromString("itemsize")) &&
                   (state->layer_creation_error = import_name("openbnns._errors", "LayerCreationError")) &&
                   (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError")) &&
-                  (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError"));
+                  (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError")) &&
+                  (state->training_error = import_name("openbnns._errors", "TrainingError"));
   return complete ? 0 : -1;
 }
 
@@ -258,6 +283,7 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->parameter_type);
   Py_VISIT(state->tensors_type);
   Py_VISIT(state->generator_type);
+  Py_VISIT(state->program_type);
   Py_VISIT(state->conform);
   Py_VISIT(state->allocate);
   Py_VISIT(state->empty);
@@ -265,6 +291,7 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->layer_creation_error);
   Py_VISIT(state->layer_apply_error);
   Py_VISIT(state->optimizer_step_error);
+  Py_VISIT(state->training_error);
   return 0;
 }
 
@@ -274,6 +301,7 @@ int clear(PyObject* module) {
   Py_CLEAR(state->parameter_type);
   Py_CLEAR(state->tensors_type);
   Py_CLEAR(state->generator_type);
+  Py_CLEAR(state->program_type);
   Py_CLEAR(state->conform);
   Py_CLEAR(state->allocate);
   Py_CLEAR(state->empty);
@@ -281,6 +309,7 @@ int clear(PyObject* module) {
   Py_CLEAR(state->layer_creation_error);
   Py_CLEAR(state->layer_apply_error);
   Py_CLEAR(state->optimizer_step_error);
+  Py_CLEAR(state->training_error);
   return 0;
 }
 

@@ -5,7 +5,7 @@ namespace obn::door {
 namespace {
 
 enum { kInput, kOutput, kParameters };  // operands; behind the last those of a description
-enum { kHasBeta = 1, kHasGamma = 2 };   // flags
+enum { kHasBeta = 1, kHasGamma = 2, kBorrows = 4 };  // flags
 
 static_assert(kParameters + kNormalizationOperands <= kMaxOperands);
 
@@ -53,13 +53,13 @@ bool parse_normalization(Call& call, FilterObject* filter, PyObject* tuple, bool
 
 namespace {
 
-// name, input, output, description, threads, copy_parameters
+// name, input, output, description, threads, copy_parameters, borrow_input
 PyObject* normalization_create(PyObject* module, PyObject* arguments) {
   PyObject *name, *operands[kParameters], *tuple;
   Py_ssize_t threads;
-  int copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UOOOnp:normalization_create", &name, &operands[kInput], &operands[kOutput], &tuple,
-                        &threads, &copy_parameters))
+  int copy_parameters, borrow_input;
+  if (!PyArg_ParseTuple(arguments, "UOOOnpp:normalization_create", &name, &operands[kInput], &operands[kOutput], &tuple,
+                        &threads, &copy_parameters, &borrow_input))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::normalization);
@@ -74,7 +74,12 @@ PyObject* normalization_create(PyObject* module, PyObject* arguments) {
   BNNSFilterParameters options = {};
   if (!copy_parameters) options.flags = BNNSFlagsUseClientPtr;
   options.n_threads = static_cast<size_t>(threads);
-  return filter.open(BNNSFilterCreateLayerNormalization(description.type, &description.layer, &options));
+  BNNSFilter handle = BNNSFilterCreateLayerNormalization(description.type, &description.layer, &options);
+  if (handle && borrow_input) {
+    obn_filter_set_borrow_input(handle, 1);
+    filter->flags |= kBorrows;
+  }
+  return filter.open(handle);
 }
 
 // filter, x, out or None, training
@@ -88,11 +93,13 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
     return nullptr;
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSNormalizationFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(),
-                                                 x.batch_stride(), y.data(), y.batch_stride(), training);
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(), training] {
+    return BNNSNormalizationFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride, training);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
+  // an empty batch leaves what was kept before
+  if (training && call.batch > 0 && call.flags() & kBorrows) x.lend_to(call.filter());
   return y.result();
 }
 
@@ -115,12 +122,13 @@ PyObject* normalization_backward(PyObject* module, PyObject* const* arguments, P
       !dgamma.take(call, arguments[5], call.operand(kParameters + kGamma), "gamma_gradient", accumulate & 4,
                    flags & kHasGamma, Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSNormalizationFilterApplyBackwardBatch(
-            call.handle(), static_cast<size_t>(call.batch), dx.descriptor(), dx.batch_stride(), y.data(),
-            y.batch_stride(), &dy_descriptor, dy.batch_stride(), dbeta.descriptor(), dgamma.descriptor());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), y = y.place(),
+                dy = dy.described(call.operand(kOutput)), dx = dx.described(), dbeta = dbeta.described(),
+                dgamma = dgamma.described()]() mutable {
+    return BNNSNormalizationFilterApplyBackwardBatch(handle, batch, dx.get(), dx.stride, y.data, y.stride, dy.get(),
+                                                     dy.stride, dbeta.get(), dgamma.get());
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return Py_BuildValue("NNN", dx.result(), dbeta.result(), dgamma.result());
 }

@@ -99,54 +99,86 @@ PyObject* optimizer_hold(PyObject* module, PyObject* arguments) {
 
 // ---- steps ----
 
-// What one step reads.
-struct Gradient {
-  Array array;
-  BNNSNDArrayDescriptor descriptor = {};
+// What one step reads: gradients that are held already, or arrays for this one step.
+struct Gradients {
+  std::unique_ptr<Array[]> arrays;
+  std::unique_ptr<BNNSNDArrayDescriptor[]> descriptors;
+  std::unique_ptr<const BNNSNDArrayDescriptor*[]> own;
+  const BNNSNDArrayDescriptor** pointers = nullptr;
+
+  // False with an exception.
+  bool take(Call& call, PyObject* object, const TensorsObject* parameters) {
+    State* state = call.state();
+    const bool are_held = PyObject_TypeCheck(object, state->tensors_type);
+    const size_t n = parameters->count;
+    const size_t given = are_held ? tensors_of(object)->count : static_cast<size_t>(PyList_Size(object));
+    if (given != n) {
+      PyErr_Format(state->optimizer_step_error, "[%U] gradients: expected %zu, as many as parameters; got %zu",
+                   call.name(), n, given);
+      return false;
+    }
+    if (are_held) {
+      pointers = const_cast<const BNNSNDArrayDescriptor**>(tensors_of(object)->pointers);
+      return true;
+    }
+    if (is_recording()) return refuse_recording();
+    arrays.reset(new (std::nothrow) Array[n]);
+    descriptors.reset(new (std::nothrow) BNNSNDArrayDescriptor[n]);
+    own.reset(new (std::nothrow) const BNNSNDArrayDescriptor*[n]);
+    if (!arrays || !descriptors || !own) {
+      PyErr_NoMemory();
+      return false;
+    }
+    for (size_t i = 0; i < n; ++i) {
+      char entry[48];
+      name_entry("gradients", i, entry);
+      const Operand& operand = parameters->tensors[i].operand;
+      if (!arrays[i].take(call, PyList_GetItem(object, static_cast<Py_ssize_t>(i)), operand, entry, Use::read,
+                          Strides::as_operand, Batched::no))
+        return false;
+      descriptors[i] = arrays[i].describe(operand);
+      own[i] = &descriptors[i];
+    }
+    pointers = own.get();
+    return true;
+  }
 };
 
-// name, function, the bytes of its fields, parameters, list of gradients, accumulators or None, threads
+// name, function, the fields (bytes; or a bytearray, which a recorded step reads anew every time), parameters, list of
+// gradients or held ones, accumulators or None, threads
 PyObject* optimizer_step(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   if (!check_count("optimizer_step", count, 7)) return nullptr;
-  PyObject* name = arguments[0];
-  Call call(module, name);
+  Call call(module, arguments[0]);
   State* state = call.state();
   const unsigned long function = PyLong_AsUnsignedLong(arguments[1]);
   const size_t threads = PyLong_AsSize_t(arguments[6]);
   if (PyErr_Occurred()) return nullptr;
-  if (!PyBytes_Check(arguments[2]) || !PyObject_TypeCheck(arguments[3], state->tensors_type) ||
-      !PyList_Check(arguments[4]) ||
-      (arguments[5] != Py_None && !PyObject_TypeCheck(arguments[5], state->tensors_type))) {
+  const bool is_bytes = PyBytes_Check(arguments[2]);
+  const auto is_tensors = [&](int i) { return PyObject_TypeCheck(arguments[i], state->tensors_type); };
+  if ((!is_bytes && !PyByteArray_Check(arguments[2])) || !is_tensors(3) ||
+      (!PyList_Check(arguments[4]) && !is_tensors(4)) || (arguments[5] != Py_None && !is_tensors(5))) {
     PyErr_SetString(PyExc_TypeError, "optimizer_step: expected bytes, tensors, a list, and tensors or None");
     return nullptr;
   }
   const TensorsObject* parameters = tensors_of(arguments[3]);
   const TensorsObject* accumulators = arguments[5] == Py_None ? nullptr : tensors_of(arguments[5]);
-  const size_t n = parameters->count;
-  if (static_cast<size_t>(PyList_Size(arguments[4])) != n)
-    return PyErr_Format(state->optimizer_step_error, "[%U] gradients: expected %zu, as many as parameters; got %zd",
-                        name, n, PyList_Size(arguments[4]));
-  std::unique_ptr<Gradient[]> gradients(new (std::nothrow) Gradient[n]);
-  std::unique_ptr<const BNNSNDArrayDescriptor*[]> pointers(new (std::nothrow) const BNNSNDArrayDescriptor*[n]);
-  if (!gradients || !pointers) return PyErr_NoMemory();
-  for (size_t i = 0; i < n; ++i) {
-    Gradient& gradient = gradients[i];
-    char entry[48];
-    name_entry("gradients", i, entry);
-    const Operand& operand = parameters->tensors[i].operand;
-    if (!gradient.array.take(call, PyList_GetItem(arguments[4], static_cast<Py_ssize_t>(i)), operand, entry, Use::read,
-                             Strides::as_operand, Batched::no))
-      return nullptr;
-    gradient.descriptor = gradient.array.describe(operand);
-    pointers[i] = &gradient.descriptor;
-  }
+  Gradients gradients;
+  if (!gradients.take(call, arguments[4], parameters)) return nullptr;
+  const char* fields = is_bytes ? PyBytes_AsString(arguments[2]) : PyByteArray_AsString(arguments[2]);
   BNNSFilterParameters options = {};
   options.n_threads = threads;
-  const char* fields = PyBytes_AsString(arguments[2]);
-  const auto step = [&] {
-    return BNNSOptimizerStep(static_cast<BNNSOptimizerFunction>(function), fields, n, parameters->pointers,
-                             pointers.get(), accumulators ? accumulators->pointers : nullptr, &options);
+  const auto step = [=, pointers = gradients.pointers] {
+    return BNNSOptimizerStep(static_cast<BNNSOptimizerFunction>(function), fields, parameters->count,
+                             parameters->pointers, pointers, accumulators ? accumulators->pointers : nullptr, &options);
   };
+  if (is_recording()) {
+    Job* job = call.prepare(new (std::nothrow) JobOf(step));
+    if (job) job->error = state->optimizer_step_error;
+    if (!record_job(job, parameters->values)) return nullptr;
+    for (int i = 2; i < 6; ++i)
+      if (!keep_recorded(arguments[i])) return nullptr;
+    Py_RETURN_NONE;
+  }
   int status;
   if (parameters->values > kItemsWorthReleasing) {
     Py_BEGIN_ALLOW_THREADS
@@ -155,7 +187,7 @@ PyObject* optimizer_step(PyObject* module, PyObject* const* arguments, Py_ssize_
   } else {
     status = step();
   }
-  if (status != 0) return PyErr_Format(state->optimizer_step_error, "[%U] %s", name, obn_last_error());
+  if (status != 0) return PyErr_Format(state->optimizer_step_error, "[%U] %s", call.name(), obn_last_error());
   Py_RETURN_NONE;
 }
 

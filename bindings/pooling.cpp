@@ -1,30 +1,50 @@
 // Calls of openbnns/pooling.py.
-#include "array.h"
+#include "pooling.h"
 
 namespace obn::door {
+
+bool parse_pooling(FilterObject* filter, PyObject* tuple, BNNSLayerParametersPooling* layer) {
+  unsigned function;
+  Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right;
+  PyObject* activation;
+  if (!PyArg_ParseTuple(tuple, "I(nn)(nn)(nn)(nnnn)O:pooling", &function, &kh, &kw, &sh, &sw, &dh, &dw, &up, &down,
+                        &left, &right, &activation) ||
+      !parse_activation(activation, filter, &layer->activation))
+    return false;
+  layer->pooling_function = static_cast<BNNSPoolingFunction>(function);
+  layer->k_height = static_cast<size_t>(kh);
+  layer->k_width = static_cast<size_t>(kw);
+  layer->y_stride = static_cast<size_t>(sh);
+  layer->x_stride = static_cast<size_t>(sw);
+  layer->y_dilation_stride = static_cast<size_t>(dh);
+  layer->x_dilation_stride = static_cast<size_t>(dw);
+  layer->pad[0] = static_cast<size_t>(left);
+  layer->pad[1] = static_cast<size_t>(right);
+  layer->pad[2] = static_cast<size_t>(up);
+  layer->pad[3] = static_cast<size_t>(down);
+  return true;
+}
+
 namespace {
 
 enum { kInput, kOutput, kBias, kIndices32, kIndices64, kPoolingOperands };  // operands
 enum { kHasBias = 1, kWritesIndices = 2, kReadsIndices = 4 };  // flags
 
-// name, input, output, bias spec, two index specs, bias or None, activation, function, (kh, kw), (sh, sw), (dh, dw),
-// (up, down, left, right), threads, copy_parameters
+// name, input, output, bias spec, two index specs, bias or None, description, threads, copy_parameters
 PyObject* pooling_create(PyObject* module, PyObject* arguments) {
-  PyObject *name, *operands[kPoolingOperands], *bias, *activation;
-  unsigned function;
-  Py_ssize_t kh, kw, sh, sw, dh, dw, up, down, left, right, threads;
+  PyObject *name, *operands[kPoolingOperands], *bias, *description;
+  Py_ssize_t threads;
   int copy_parameters;
-  if (!PyArg_ParseTuple(arguments, "UOOOOOOOI(nn)(nn)(nn)(nnnn)np:pooling_create", &name, &operands[kInput],
-                        &operands[kOutput], &operands[kBias], &operands[kIndices32], &operands[kIndices64], &bias,
-                        &activation, &function, &kh, &kw, &sh, &sw, &dh, &dw, &up, &down, &left, &right, &threads,
-                        &copy_parameters))
+  if (!PyArg_ParseTuple(arguments, "UOOOOOOO!np:pooling_create", &name, &operands[kInput], &operands[kOutput],
+                        &operands[kBias], &operands[kIndices32], &operands[kIndices64], &bias, &PyTuple_Type,
+                        &description, &threads, &copy_parameters))
     return nullptr;
   Call call(module, name);
   NewFilter filter(call, Family::pooling);
   if (!filter.parse_operands(operands, kPoolingOperands)) return nullptr;
 
   BNNSLayerParametersPooling layer = {};
-  if (!parse_activation(activation, filter.get(), &layer.activation)) return nullptr;
+  if (!parse_pooling(filter.get(), description, &layer)) return nullptr;
   Array bias_array;
   if (bias != Py_None) {
     if (!take_parameter(call, filter.get(), bias, filter->operands[kBias], "bias", copy_parameters, bias_array,
@@ -34,17 +54,6 @@ PyObject* pooling_create(PyObject* module, PyObject* arguments) {
   }
   layer.i_desc = filter->operands[kInput].descriptor;
   layer.o_desc = filter->operands[kOutput].descriptor;
-  layer.pooling_function = static_cast<BNNSPoolingFunction>(function);
-  layer.k_height = static_cast<size_t>(kh);
-  layer.k_width = static_cast<size_t>(kw);
-  layer.y_stride = static_cast<size_t>(sh);
-  layer.x_stride = static_cast<size_t>(sw);
-  layer.y_dilation_stride = static_cast<size_t>(dh);
-  layer.x_dilation_stride = static_cast<size_t>(dw);
-  layer.pad[0] = static_cast<size_t>(left);
-  layer.pad[1] = static_cast<size_t>(right);
-  layer.pad[2] = static_cast<size_t>(up);
-  layer.pad[3] = static_cast<size_t>(down);
   if (layer.pooling_function == BNNSPoolingFunctionMax) filter->flags |= kWritesIndices;
   if (layer.pooling_function == BNNSPoolingFunctionUnMax) filter->flags |= kReadsIndices;
   BNNSFilterParameters options = {};
@@ -91,14 +100,13 @@ PyObject* pooling_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t
     if (!(flags & kWritesIndices)) return refuse_indices(call, "return_indices", "max");
     if (!indices.make(call, call.operand(kIndices32))) return nullptr;
   }
-  size_t batch = static_cast<size_t>(call.batch);
-  if (!call.run(call.operand(kInput), [&] {
-        if (!indices.data())
-          return BNNSFilterApplyBatch(call.handle(), batch, x.data(), x.batch_stride(), y.data(), y.batch_stride());
-        return BNNSPoolingFilterApplyBatchEx(call.handle(), batch, x.data(), x.batch_stride(), y.data(),
-                                             y.batch_stride(), wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32,
-                                             indices.data(), indices.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                indices = indices.place(), type = wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32] {
+    if (!indices.data) return BNNSFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride);
+    return BNNSPoolingFilterApplyBatchEx(handle, batch, x.data, x.stride, y.data, y.stride, type, indices.data,
+                                         indices.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   if (!wanted) return y.result();
   return Py_BuildValue("NN", y.result(), indices.result());
@@ -130,13 +138,13 @@ PyObject* pooling_backward(PyObject* module, PyObject* const* arguments, Py_ssiz
       !db.take(call, arguments[6], call.operand(kBias), "bias_gradient", accumulate & 2, flags & kHasBias,
                Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(call.operand(kInput), [&] {
-        return BNNSPoolingFilterApplyBackwardBatchEx(
-            call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(), dx.descriptor(),
-            dx.batch_stride(), y.data(), y.batch_stride(), &dy_descriptor, dy.batch_stride(), db.descriptor(),
-            wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32, indices.data(), indices.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                indices = indices.place(), type = wide ? BNNSDataTypeUInt64 : BNNSDataTypeUInt32,
+                dy = dy.described(call.operand(kOutput)), dx = dx.described(), db = db.described()]() mutable {
+    return BNNSPoolingFilterApplyBackwardBatchEx(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                                 dy.get(), dy.stride, db.get(), type, indices.data, indices.stride);
+  };
+  if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   return Py_BuildValue("NN", dx.result(), db.result());
 }

@@ -32,10 +32,10 @@ PyObject* weighted_apply(PyObject* module, PyObject* const* arguments, Py_ssize_
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
     return nullptr;
-  if (!call.run(weighted_items(call, call.operand(kOutput)), [&] {
-        return BNNSFilterApplyBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
-                                    y.data(), y.batch_stride());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place()] {
+    return BNNSFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride);
+  };
+  if (!call.perform(weighted_items(call, call.operand(kOutput)), apply))
     return nullptr;
   return y.result();
 }
@@ -60,12 +60,13 @@ PyObject* weighted_backward(PyObject* module, PyObject* const* arguments, Py_ssi
       !db.take(call, arguments[6], call.operand(kBias), "bias_gradient", accumulate & 4, flags & kHasBias,
                Batched::no))
     return nullptr;
-  BNNSNDArrayDescriptor dy_descriptor = dy.describe(call.operand(kOutput));
-  if (!call.run(weighted_items(call, call.operand(kOutput)), [&] {
-        return BNNSFilterApplyBackwardBatch(call.handle(), static_cast<size_t>(call.batch), x.data(), x.batch_stride(),
-                                            dx.descriptor(), dx.batch_stride(), y.data(), y.batch_stride(),
-                                            &dy_descriptor, dy.batch_stride(), dw.descriptor(), db.descriptor());
-      }))
+  auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.place(),
+                      dy = dy.described(call.operand(kOutput)), dx = dx.described(), dw = dw.described(),
+                      db = db.described()]() mutable {
+    return BNNSFilterApplyBackwardBatch(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
+                                        dy.get(), dy.stride, dw.get(), db.get());
+  };
+  if (!call.perform(weighted_items(call, call.operand(kOutput)), apply))
     return nullptr;
   return Py_BuildValue("NNN", dx.result(), dw.result(), db.result());
 }

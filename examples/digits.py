@@ -3,8 +3,7 @@
 The program Apple published for BNNS, on this library. Images of 20 x 20 with a digit of 6 x 6
 somewhere go through
 
-    convolution 3 x 3 to 32 channels, batch normalization, ReLU   one fused layer
-    max pooling 2 x 2
+    convolution 3 x 3 to 32 channels, batch normalization, ReLU, max pooling 2 x 2
     fully connected to 10 classes
     softmax cross-entropy, mean over the batch
     Adam, until the mean of the last 20 losses is below 0.125
@@ -44,13 +43,13 @@ def make_batch(seed: int, step: int, count: int = BATCH) -> tuple[np.ndarray, np
     return images, np.eye(CLASSES, dtype=np.float32)[digits]
 
 
-def room(*shape: int, dtype: type = np.float32) -> np.ndarray:
+def room(*shape: int) -> np.ndarray:
     """An array that begins on a cache line, which NumPy's own do not: vectors of 64 bytes then lie
     in one line each, and a step on one thread takes a twentieth less time."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = int(np.prod(shape)) * 4
     memory = np.empty(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
-    return memory[start : start + size].view(dtype).reshape(shape)
+    return memory[start : start + size].view(np.float32).reshape(shape)
 
 
 class DigitNetwork:
@@ -73,12 +72,18 @@ class DigitNetwork:
         fc_weights, weights, bias, beta, gamma = self.parameters.values()
 
         # Layers read their parameters where they lie, so a step of the optimizer is seen at once.
-        self.conv = bnns.FusedConvolutionNormalizationLayer(
-            weights, bias=bias, input=(1, SIZE, SIZE), padding=1,
-            normalization="batch", beta=beta, gamma=gamma, **self.statistics,
-            momentum=0.9, epsilon=1e-7, activation="relu",
+        # Apple's program has the pooling as a layer of its own, with an array for the images before
+        # it and one for their gradients. Here it is the third part of the fused layer, which never
+        # makes them.
+        self.conv = bnns.FusedParametersLayer(
+            bnns.FusedConvolutionParameters(weights, bias, padding=1),
+            bnns.FusedNormalizationParameters(
+                "batch", beta, gamma, momentum=0.9, epsilon=1e-7, activation="relu",
+                **self.statistics,
+            ),
+            bnns.FusedPoolingParameters("max", kernel_size=2),
+            input=(1, SIZE, SIZE),
         )  # fmt: skip
-        self.pool = bnns.PoolingLayer("max", input=(CHANNELS, SIZE, SIZE), kernel_size=2)
         self.fc = bnns.FullyConnectedLayer(fc_weights)
         self.loss = bnns.LossLayer("softmax_cross_entropy", input=(CLASSES,), reduction="mean")
         self.adam = bnns.AdamOptimizer(
@@ -86,13 +91,10 @@ class DigitNetwork:
         ).bind(list(self.parameters.values()))
 
         # What passes between the layers, and the gradients on the way back.
-        self.conv_out = room(BATCH, CHANNELS, SIZE, SIZE)
         self.pooled = room(BATCH, CHANNELS, half, half)
-        self.winners = room(BATCH, CHANNELS, half, half, dtype=np.uint32)
         self.logits = room(BATCH, CLASSES)
         self.grad_logits = room(BATCH, CLASSES)
         self.grad_pooled = room(BATCH, CHANNELS, half, half)
-        self.grad_conv_out = room(BATCH, CHANNELS, SIZE, SIZE)
         self.gradients = {name: room(*p.shape) for name, p in self.parameters.items()}
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
@@ -100,8 +102,7 @@ class DigitNetwork:
         gradients = self.gradients
         flat = self.pooled.reshape(BATCH, -1)
 
-        self.conv.apply(images, training=True, out=self.conv_out)
-        self.pool.apply(self.conv_out, out=self.pooled, indices=self.winners)
+        self.conv.apply(images, training=True, out=self.pooled)
         self.fc.apply(flat, out=self.logits)
         loss, _ = self.loss.apply(self.logits, labels, input_gradient=self.grad_logits)
 
@@ -110,11 +111,8 @@ class DigitNetwork:
             input_gradient=self.grad_pooled.reshape(BATCH, -1),
             weights_gradient=gradients["fc_weights"],
         )  # fmt: skip
-        self.pool.apply_backward(
-            None, None, self.grad_pooled, indices=self.winners, input_gradient=self.grad_conv_out
-        )
         self.conv.apply_backward(
-            images, self.conv_out, self.grad_conv_out, input_gradient=None,
+            images, y=None, grad_output=self.grad_pooled, input_gradients=None,
             parameter_gradients=[gradients[name] for name in ("weights", "bias", "beta", "gamma")],
         )  # fmt: skip
         self.adam.step(list(gradients.values()))
@@ -122,7 +120,7 @@ class DigitNetwork:
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """The digit each image shows, by the running statistics: (N,)."""
-        pooled = self.pool.apply(self.conv.apply(images, training=False))
+        pooled = self.conv.apply(images, training=False)
         return self.fc.apply(pooled.reshape(len(images), -1)).argmax(axis=1)
 
 

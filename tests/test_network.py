@@ -1,6 +1,8 @@
 """Networks: gradients against differences, plans, steps, files, words."""
 
+import copy
 import json
+import warnings
 
 import numpy as np
 import openbnns
@@ -16,6 +18,7 @@ from openbnns import (
     LayerCreationError,
     Network,
     TrainingError,
+    _core,
     check_gradients,
 )
 from openbnns.__main__ import main
@@ -416,6 +419,33 @@ def test_sequences_are_learned_saved_and_frozen(tmp_path):
     assert "attention_1.value_weights" not in same
 
 
+def test_attention_drops_in_training_alone_and_can_be_repeated():
+    def made(dropout, seed=1):
+        return Network([Attention(2, dropout=dropout), Dense(2)], input=(6, 4), seed=seed)
+
+    random = np.random.default_rng(0)
+    x, labels = random.normal(size=(8, 6, 4)).astype(np.float32), random.integers(2, size=8)
+    plain, first, again, other = made(0.0), made(0.5), made(0.5), made(0.5, seed=2)
+    plain.load_state(first.state())
+    assert_same_bits(plain.predict(x), first.predict(x))
+    losses = [[network.train_step(x, labels) for _ in range(5)] for network in (first, again)]
+    assert losses[0] == losses[1]
+    assert losses[0] != [plain.train_step(x, labels) for _ in range(5)]
+    assert losses[0][0] != other.train_step(x, labels)
+    one, two = (first.forward(x, training=True).copy() for _ in range(2))
+    assert not np.array_equal(one, two)
+    assert_same_bits(first.predict(x), first.predict(x))
+
+    # what backward gives belongs to what was dropped: two new networks drop the same
+    weights = random.normal(size=(8, 2)).astype(np.float32)
+    one, two = made(0.5), made(0.5)
+    before = np.vdot(one.forward(x, training=True), weights)
+    gradient = one.backward(weights)
+    length = np.linalg.norm(gradient)
+    after = np.vdot(two.forward(x + 0.01 * gradient / length, training=True), weights)
+    assert after - before == pytest.approx(0.01 * length, rel=0.05)
+
+
 def test_the_loss_behind_rows_is_that_of_rows():
     x, y = random_batch(4, 5, 3), np.arange(20).reshape(4, 5) % 2
     by_rows, flat = (Network([b], input=s, seed=3) for b, s in (
@@ -579,3 +609,152 @@ def test_the_command_checks_every_block(capsys):
     assert main(["check"]) == 0
     assert "WRONG" not in capsys.readouterr().out
     assert len(rows) == len(check_all())
+
+
+# ---- steps as one native call ----
+
+
+class Doubled(Dense):
+    """A native block with something in NumPy behind it."""
+
+    def forward(self, x, y, *, training, rooms):
+        super().forward(x, y, training=training, rooms=rooms)
+        y *= 2
+
+    def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+        grad_output *= 2
+        super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+
+
+IMAGES = (2, 9, 9)
+RECORDED = {
+    "dense": ([Dense(7, "relu"), Dense(4, "tanh", normalization="batch"), Dense(3)], (5,)),
+    "images": (
+        [
+            Convolution(4, padding=1, normalization="batch", activation="relu"), Pool(),
+            Convolution(3, bias=False), Normalize("layer", "sigmoid"), Pool("average"), Dense(3),
+        ],
+        IMAGES,
+    ),
+    "paths": (
+        [
+            Branch([Convolution(3, padding=1)], [Convolution(2, 1), Activate("silu")], [],
+                   join="concatenate"),
+            Branch([Convolution(7, padding=1), Activate("gelu")], []), Dense(3),
+        ],
+        IMAGES,
+    ),
+    "own block between": ([Dense(6, "relu"), Scale(), Dense(5), Doubled(4), Dense(3)], (5,)),
+    "rows": ([Position(), Attention(2), Rows(Dense(8, "gelu"), Dense(4)), Dense(3)], (3, 4)),
+}  # fmt: skip
+OPTIMIZERS = {
+    "adam": lambda: AdamOptimizer(0.01, gradient_clipping=ClipByValue(-0.1, 0.1)),
+    "sgd": lambda: openbnns.SGDMomentumOptimizer(0.01, momentum=0.9, l2=0.01),
+}
+
+
+def _losses(make, shape, optimizer, loss, frozen=()):
+    """Losses and parameters of some steps: two batch sizes, two learning rates."""
+    network = Network(make(), input=shape, loss=loss, optimizer=OPTIMIZERS[optimizer](), seed=3)
+    network.freeze(*frozen)
+    random = np.random.default_rng(0)
+    losses = []
+    for step in range(6):
+        size = 4 if step % 3 else 6
+        x = random.normal(size=(size, *shape)).astype(np.float32)
+        labels = random.normal(size=(size, 3)) if loss == "mse" else random.integers(3, size=size)
+        if step == 4:
+            network.optimizer.learning_rate /= 3
+        losses.append(network.train_step(x, labels))
+    return losses, network
+
+
+@pytest.mark.parametrize("loss", ["softmax_cross_entropy", "mse"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_steps_give_the_bits_of_single_calls(monkeypatch, name, optimizer, loss):
+    blocks, shape = RECORDED[name]
+    frozen = ["dense_1.weights"]
+    copies = [lambda: copy.deepcopy(blocks)] * 2
+    recorded, network = _losses(copies[0], shape, optimizer, loss, frozen)
+    monkeypatch.setattr("openbnns._core.record", lambda calls: None)
+    single, other = _losses(copies[1], shape, optimizer, loss, frozen)
+    assert recorded == single
+    for key, value in network.state().items():
+        assert_same_bits(value, other.state()[key])
+    for key, value in network.gradients().items():
+        assert_same_bits(value, other.gradients()[key])
+
+
+def test_a_native_step_is_one_call_and_own_blocks_split_it():
+    def calls(blocks, shape):
+        network = Network(copy.deepcopy(blocks), input=shape)
+        x = np.zeros((2, *shape), np.float32)
+        network.train_step(x, np.zeros(2, int))
+        [(_, made)] = network.plan(2).steps.values()
+        return [type(call).__name__ for call in made]
+
+    assert calls(*RECORDED["dense"]) == ["Program"]
+    assert calls(*RECORDED["images"]) == ["Program"]
+    assert calls(*RECORDED["own block between"]) == [
+        "Program", "partial", "Program", "partial", "Program", "partial", "Program", "partial",
+        "Program",
+    ]  # fmt: skip
+
+
+def test_a_recorded_call_that_fails_names_its_block():
+    network = Network([Dense(4, "relu"), Dense(3)], input=(5,))
+    x, labels = np.zeros((2, 5), np.float32), np.zeros(2, int)
+    network.train_step(x, labels)
+    before = {name: array.copy() for name, array in network.state().items()}
+    with pytest.raises(openbnns.LayerApplyError, match=r"\[LossLayer\] loss: labels"):
+        network.train_step(x, labels + 3)
+    network.blocks[1]._layer.close()
+    with pytest.raises(openbnns.LayerApplyError, match=r"\[FullyConnectedLayer\] dense_2: .*open"):
+        network.train_step(x, labels)
+    for name, array in network.state().items():
+        assert_same_bits(array, before[name])
+    assert network.steps == 1
+
+
+def test_what_cannot_be_recorded_is_left_as_it_is():
+    layer = openbnns.FullyConnectedLayer(np.ones((1, 2), np.float32))
+    x, y = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
+    for call in (
+        lambda: layer.apply(x),  # a new array every time
+        lambda: layer.apply(np.ones((1, 4), np.float32)[:, ::2], out=y),  # a copy every time
+        lambda: openbnns.clip(x, 0, 1, out=x),  # no layer of a network
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert _core.record([("call", call)]) is None
+    program = _core.record([("call", lambda: layer.apply(x, out=y))])
+    assert y[0, 0] == 0
+    x *= 2
+    program()
+    assert y[0, 0] == 4
+    with pytest.raises(ZeroDivisionError):
+        _core.record([("call", lambda: 1 / 0)])
+    assert layer.apply(x)[0, 0] == 4  # nothing is recorded any more
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x,
+        lambda x: x.astype(np.float64),
+        lambda x: x.astype(">f4"),
+        lambda x: np.asfortranarray(x),
+        lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+        lambda x: x.tolist(),
+        lambda x: np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),  # read only
+    ],
+)
+@pytest.mark.parametrize("width", [3, 5000])
+def test_samples_are_taken_from_any_array(change, width):
+    network = Network([Dense(2)], input=(width,))
+    x = random_batch(8, width)
+    expected = network.forward(x).copy()
+    assert_same_bits(network.forward(change(x)), expected)
+    with pytest.raises(ArrayError, match="expected"):
+        network.forward(x[0])

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -326,6 +327,95 @@ def test_in_place(case, activation):
     assert_same_bits(together.apply_backward(None, y, dy, input_gradient=dy).input, grads.input)
     memory[...] = x
     assert_same_bits(together(memory, training=False, out=memory), inference)
+
+
+# ---- a borrowed input ----
+
+
+@pytest.mark.parametrize("case", cases.EACH, ids=str)
+@pytest.mark.parametrize("activation", ["identity", "rectified_linear"])
+def test_borrowing_changes_no_bit(case, activation):
+    """Nor the memory of x; what a layer keeps is less by x."""
+    case = replace(case, activation=activation)
+    copies, borrows = case.layer(), case.layer(borrow_input=True)
+    x, dy = case.input(), case.output_gradient()
+    before = x.copy()
+    y = copies(x, training=True)
+    assert_same_bits(borrows(x, training=True), y)
+    expected, grads = (layer.apply_backward(x, y, dy) for layer in (copies, borrows))
+    for one, two in zip(grads, expected, strict=True):
+        assert_same_bits(one, two)
+    assert_same_bits(x, before)
+    assert_same_bits(borrows(x, training=False), copies(x, training=False))
+    n = len(x)
+    assert borrows.kept_bytes(n) + x.nbytes <= copies.kept_bytes(n)
+
+
+@pytest.mark.filterwarnings("ignore::openbnns.CopyWarning")
+@pytest.mark.parametrize("form", ["the array", "a view", "every other sample", "other axes"])
+def test_what_is_borrowed_lives_as_long_as_it_is_needed(form):
+    """Whoever made it: the layer holds on to it until the next training call or its end."""
+    case = replace(cases.BATCH, moving=False)
+    layer, x, dy = case.layer(borrow_input=True), case.input(), case.output_gradient()
+    expected = case.layer()
+    expected(x, training=True)
+    given = {
+        "the array": x.copy,
+        "a view": lambda: np.concatenate([x, x])[: len(x)],
+        "every other sample": lambda: np.repeat(x, 2, axis=0)[::2],
+        "other axes": lambda: np.asfortranarray(x),
+    }[form]()
+    layer(given, training=True)
+    alive = weakref.ref(given) if form == "the array" else None
+    layer(x[:0], training=True)  # nothing happens
+    del given
+    noise = [np.full(x.shape, 9, np.float32) for _ in range(50)]
+    assert alive is None or alive() is not None
+    grads = layer.apply_backward(None, None, dy)
+    assert_same_bits(grads.input, expected.apply_backward(None, None, dy).input)
+    layer(noise[0], training=True)
+    assert alive is None or alive() is None
+    held = weakref.ref(noise[0])
+    del noise
+    assert held() is not None
+    layer.close()
+    assert held() is None
+
+
+def test_halves_are_copied_all_the_same():
+    case = replace(cases.BATCH, dtype="float16", stored="float32")
+    layer, x, dy = case.layer(borrow_input=True), case.input(), case.output_gradient()
+    layer(x, training=True)
+    expected = layer.apply_backward(None, None, dy).input
+    x[...] = 0
+    assert_same_bits(layer.apply_backward(None, None, dy).input, expected)
+    assert layer.kept_bytes(3) == case.layer().kept_bytes(3)
+
+
+def test_a_borrowed_input_is_not_written_to():
+    case = replace(cases.BATCH, moving=False)
+    layer, x, dy = case.layer(borrow_input=True), case.input(), case.output_gradient()
+    before = x.copy()
+    with pytest.raises(LayerApplyError, match="output: expected memory apart from the borrowed"):
+        layer(x, training=True, out=x)
+    layer(x, training=True)
+    with pytest.raises(LayerApplyError, match="input_gradient: expected memory apart from the bor"):
+        layer.apply_backward(None, None, dy, input_gradient=x)
+    assert_same_bits(x, before)
+    assert_same_bits(layer(x, training=False, out=x), case.layer()(before, training=False))
+
+
+def test_c_borrowing_is_chosen_before_training():
+    case = cases.BATCH
+    layer, x = case.layer(), case.input()
+    assert c.obn_filter_set_borrow_input(layer.handle, 2) == -1
+    assert c.obn_filter_set_borrow_input(None, 1) == -1
+    layer(x, training=True)
+    assert c.obn_filter_set_borrow_input(layer.handle, 1) == -1
+    assert "before the first apply in training mode" in c.last_error()
+    relu = openbnns.ActivationLayer("relu", input=(2,))
+    assert c.obn_filter_set_borrow_input(relu.handle, 1) == -1
+    assert "only normalization filters borrow" in c.last_error()
 
 
 def test_gradients_are_those_of_the_last_training_call():

@@ -44,6 +44,13 @@ LAYERS = {
         Convolution(4, 3, padding=1, normalization="batch", activation="relu"),
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
     ),
+    "fused convolution, pooled": (
+        IMAGES,
+        [Convolution(4, 3, padding=1, normalization="batch", activation="relu"), Pool("max", 2)],
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
+        ),
+    ),
     "max": (IMAGES, Pool("max", 2), lambda: nn.MaxPool2d(2)),
     "average": (IMAGES, Pool("average", 3, 2, 1), lambda: nn.AvgPool2d(3, 2, 1)),
     "batch norm": (IMAGES, Normalize("batch"), lambda: nn.BatchNorm2d(3)),
@@ -107,6 +114,64 @@ def test_weights_go_there_and_back(name):
     x = tensor(*shape).detach()
     np.testing.assert_allclose(network.predict(x.numpy()), there(x).detach(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(network.predict(x.numpy()), again.predict(x.numpy()), atol=1e-5)
+
+
+SEQUENCES = (3, 5, 8)
+GRAPHS = {
+    "attention": (SEQUENCES, [Attention(2)]),
+    "causal": (SEQUENCES, [Attention(4, causal=True, bias=False)]),
+    "position": (SEQUENCES, [Position(), Dense(2)]),
+    "rows": (SEQUENCES, [Rows(Dense(6, "gelu"), Normalize("layer"), Dense(2))]),
+    "sum": ((4, 6), [Branch([Dense(6, "tanh"), Dense(6)], [])]),
+    "side by side": (
+        IMAGES,
+        [Branch([Convolution(4, 3, padding=1)], [Activate("relu")], [], join="concatenate"),
+         Dense(3)],
+    ),
+    "transformer": (
+        SEQUENCES,
+        [
+            Position(),
+            Branch([], [Rows(Normalize("layer")), Attention(2, causal=True)]),
+            Branch([], [Rows(Normalize("layer"), Dense(16, "gelu"), Dense(8))]),
+            Rows(Dense(3)),
+        ],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_go_there_and_back_with_their_gradients(name):
+    shape, blocks = GRAPHS[name]
+    network = Network(copy.deepcopy(blocks), input=shape[1:], loss="mse", seed=5)
+    random = np.random.default_rng(2)
+    for array in network.parameters().values():
+        array += random.normal(0, 0.1, array.shape).astype(np.float32)
+    there = bridge.to_torch(network)
+    x = tensor(*shape)
+    y = there(x)
+    close = {"rtol": 1e-3, "atol": 2e-4}
+    found = network.forward(x.detach().numpy(), training=True)
+    np.testing.assert_allclose(found, y.detach(), **close)
+    again = bridge.from_torch(there, input=shape[1:])
+    for key, value in network.state().items():
+        np.testing.assert_array_equal(value, again.state()[key])
+
+    weights = tensor(*y.shape, seed=9).detach()
+    (y * weights).sum().backward()
+    np.testing.assert_allclose(network.backward(weights.numpy()), x.grad, **close)
+    for parameter in there.parameters():
+        parameter.data = parameter.grad  # gradients have the names of what they belong to
+    expected = bridge.from_torch(there, input=shape[1:]).parameters()
+    for key, gradient in network.gradients().items():
+        np.testing.assert_allclose(gradient, expected[key], **close)
+
+
+def test_dropout_goes_there_and_back():
+    network = Network([Attention(2, dropout=0.25)], input=(5, 8))
+    there = bridge.to_torch(network)
+    assert there[0].attention.dropout == 0.25
+    assert bridge.from_torch(there, input=(5, 8)).blocks[0].dropout == 0.25
 
 
 def test_a_model_of_both_kinds_learns():
@@ -341,7 +406,9 @@ def test_words():
     with pytest.raises(LayerCreationError, match="got LSTM"):
         bridge.from_torch(nn.LSTM(3, 4), input=(3,))
     with pytest.raises(LayerCreationError, match="blocks that PyTorch has"):
-        bridge.to_torch(Network([Branch([], [Dense(4)])], input=(4,)))
+        bridge.to_torch(Network([Pool("l2_norm")], input=(1, 4, 4)))
+    with pytest.raises(LayerCreationError, match=r"dense_1.weights: expected \(2, 20\)"):
+        bridge.from_torch(nn.Linear(4, 2), input=(5, 4))
     with pytest.raises(LayerCreationError, match="got 'erf'"):
         bridge.to_torch(Network([Activate("erf")], input=(4,)))
 

@@ -237,7 +237,7 @@ def attention(case, p, dy, compiled):
 
     tdy = torch.from_numpy(dy)
     found = _autograd("sdpa", kernel, given, tdy, compiled)
-    return found if case.causal else [*found, *_autograd("layer", layer, given, tdy, False)]
+    return found if case.causal else [*found, *_autograd("layer", layer, given, tdy, compiled)]
 
 
 def fused(case, inputs, w, dy, compiled):
@@ -378,9 +378,15 @@ def _autograd(variant, function, inputs, dy, compiled, without_state=None):
     inputs = [array.detach().requires_grad_() for array in inputs]
     functions = {variant: function}
     if compiled:
-        stateless = without_state or function
-        functions[f"{variant} compiled"] = torch.compile(stateless, dynamic=False, fullgraph=True)
+        functions[f"{variant} compiled"] = _compile(without_state or function)
     return [_autograd_contender(f"torch {name}", f, inputs, dy) for name, f in functions.items()]
+
+
+def _compile(function):
+    """For the shapes it is called with. All cases of a family are the same lines of Python, which
+    count as one function that is compiled again and again."""
+    torch._dynamo.config.recompile_limit = 256
+    return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def _autograd_contender(name, function, inputs, dy):
@@ -551,7 +557,7 @@ def _learner(case, layout, compiled):
     def loss_of(x, labels):
         return entropy(model(x), labels)
 
-    forward = torch.compile(loss_of, dynamic=False, fullgraph=True) if compiled else loss_of
+    forward = _compile(loss_of) if compiled else loss_of
     taken = 0
 
     def restart():

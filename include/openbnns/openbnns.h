@@ -5,6 +5,10 @@
 
 #include "bnns/base.h"
 
+/* A pooling as the third layer of BNNSFilterCreateFusedLayer, behind a normalization: its type there,
+ * for which the BNNS interface has no number. Its block is a BNNSLayerParametersPooling. */
+#define OBN_FILTER_POOLING ((BNNSFilterType)1024)
+
 OBN_C_BEGIN
 
 /* Receives the sentence of a failed call. user is the pointer given at registration. */
@@ -86,6 +90,13 @@ OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
  * gradients are computed; 0 for filters that keep nothing. They belong to the filter, come from its
  * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
 OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
+
+/* Whether a normalization filter borrows the input of a training call, 1, instead of copying it, 0 (the
+ * default). What is borrowed stays the caller's and has to stay as it is until the gradients have been
+ * computed; output and gradients are written elsewhere. Float32 samples without gaps are borrowed, others
+ * copied as ever. The results are the same, to the bit. To be said before the first training call.
+ * Returns 0, or -1 on failure. */
+OBN_API int obn_filter_set_borrow_input(BNNSFilter filter, int on);
 
 /* BNNSLossFilterApplyBatch for labels that are class numbers, 0 to classes - 1, instead of rows with a 1
  * at the class: softmax and categorical cross entropy. class_type is an integer type of 8 to 64 bits;

@@ -32,7 +32,7 @@ from ._errors import (
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
 from ._paths import include_dir, library_path
 from ._spec import PRECISIONS as _PRECISIONS
-from ._spec import ArraySpec
+from ._spec import ArraySpec, empty
 from ._spec import data_type_of as dtype
 from .activation import ActivationGradients, ActivationLayer, activation, convert
 from .arithmetic import (
@@ -73,6 +73,7 @@ from .fused import (
     FusedLayer,
     FusedNormalizationParameters,
     FusedParametersLayer,
+    FusedPoolingParameters,
     FusedQuantizationParameters,
     FusedTernaryArithmeticParameters,
     FusedUnaryArithmeticParameters,
@@ -140,6 +141,7 @@ __all__ = [
     "FusedLayer",
     "FusedNormalizationParameters",
     "FusedParametersLayer",
+    "FusedPoolingParameters",
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
     "FusedUnaryArithmeticParameters",
@@ -186,6 +188,7 @@ __all__ = [
     "convert",
     "dequantize",
     "dtype",
+    "empty",
     "get_matmul_precision",
     "get_num_threads",
     "get_winograd",

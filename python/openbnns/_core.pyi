@@ -1,6 +1,7 @@
 """The native side. Only the other files of this package call it: arguments are positional, and what
 each means is in bindings/."""
 
+from collections.abc import Callable
 from typing import Any, final
 
 from ._spec import Array, GradientTarget
@@ -26,6 +27,13 @@ class Generator: ...
 
 @final
 class Tensors: ...
+
+@final
+class Program:
+    def __call__(self) -> None: ...
+
+def record(calls: list[tuple[str, Callable[[], Any]]], /) -> Program | None: ...
+def require_finite(name: str, value: Array, /) -> None: ...
 
 def activation_create(
     name: str,
@@ -148,6 +156,7 @@ def fused_create(
     output: Operand,
     second_type: int,
     second: Description,
+    pooling: Description | None,
     winograd: int,
     threads: int,
     copy_parameters: bool,
@@ -287,6 +296,7 @@ def normalization_create(
     description: Description,
     threads: int,
     copy_parameters: bool,
+    borrow_input: bool,
     /,
 ) -> Filter: ...
 def normalization_apply(
@@ -321,9 +331,9 @@ def optimizer_hold(
 def optimizer_step(
     name: str,
     function: int,
-    fields: bytes,
+    fields: bytes | bytearray,
     parameters: Tensors,
-    gradients: list[Array],
+    gradients: list[Array] | Tensors,
     accumulators: Tensors | None,
     threads: int,
     /,
@@ -409,12 +419,7 @@ def pooling_create(
     indices_32: Operand,
     indices_64: Operand,
     bias: Array | None,
-    activation: NativeActivation,
-    function: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    padding: tuple[int, int, int, int],
+    description: Description,
     threads: int,
     copy_parameters: bool,
     /,
@@ -448,6 +453,7 @@ def quantization_direct(
     out: Array | None,
     /,
 ) -> Any: ...
+def copy_packed(to: Array, source: Array, /) -> bool: ...
 def version() -> str: ...
 def isa() -> str: ...
 def isa_reason() -> str: ...

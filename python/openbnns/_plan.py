@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ._spec import aligned
-from .blocks import Block, Flatten, Shape, Values
+from . import _core
+from ._spec import empty
+from .blocks import Activate, Block, Convolution, Dense, Flatten, Normalize, Pool, Shape, Values
 
 _LINE = 64
+_NATIVE = (Activate, Convolution, Dense, Normalize, Pool)  # forward and backward: one native call
 
 
 @dataclass(eq=False)
@@ -114,13 +117,32 @@ class _Call:
     rooms: dict[str, _Value] | None
     name: str
     result: Any
+    is_native: bool
 
-    def bound(self, arena: Values) -> Callable[[], None]:
+    def bound(self, arena: Values) -> Bound:
         arrays = [None if value is None else value.place(arena) for value in self.values]
-        if self.rooms is None:
-            return partial(self.run, *arrays)
-        rooms = {name: value.place(arena) for name, value in self.rooms.items()}
-        return partial(self.run, *arrays, rooms=rooms)
+        given = {}
+        if self.rooms is not None:
+            given["rooms"] = {name: value.place(arena) for name, value in self.rooms.items()}
+        return Bound(self.name, self.is_native, partial(self.run, *arrays, **given))
+
+
+class Bound(NamedTuple):
+    """A call with its arrays."""
+
+    name: str
+    is_native: bool  # it does nothing but call a native layer on these arrays
+    run: Callable[[], Any]
+
+
+def merged(calls: list[Bound]) -> list[Callable[[], Any]]:
+    """The same calls; native ones in a row become one, which runs without Python in between."""
+    made: list[Callable[[], Any]] = []
+    for is_native, group in groupby(calls, key=lambda call: call.is_native):
+        some = list(group)
+        program = _core.record([(call.name, call.run) for call in some]) if is_native else None
+        made += [call.run for call in some] if program is None else [program]
+    return made
 
 
 class Plan:
@@ -160,14 +182,16 @@ class Plan:
             self._now += 1
             self._go_back(gradients, x, wants_input_gradient)
         self.nbytes = _place(self._buffers)
-        arena = aligned((self.nbytes,), np.dtype(np.uint8))
+        arena = empty(self.nbytes, np.uint8)
         calls = [call.bound(arena) for call in self._calls]
-        self._forward, self._backward = calls[:ahead], calls[ahead:]
+        self.ahead, self.back = calls[:ahead], calls[ahead:]
+        self._forward, self._backward = merged(self.ahead), merged(self.back)
         self.input, self.output = x.place(arena), y.place(arena)
         self.output_gradient: Any = None if y.gradient is None else y.gradient.place(arena)
         self.input_gradient: Any = None if x.gradient is None else x.gradient.place(arena)
         # the same as the loss sees them; the network's to say
         self.results, self.results_gradient = self.output, self.output_gradient
+        self.steps: dict[Any, tuple[Values, list[Callable[[], Any]]]] = {}
 
     def forward(self) -> None:
         """All blocks, from ``input`` to ``output``."""
@@ -182,8 +206,8 @@ class Plan:
     def walk(self) -> Iterator[tuple[str, Values]]:
         """``forward`` call by call: the name of each block and its result."""
         yield "input", self.input
-        for call, bound in zip(self._calls, self._forward, strict=False):
-            bound()
+        for call, bound in zip(self._calls, self.ahead, strict=False):
+            bound.run()
             yield call.name, call.result.array
 
     def __str__(self) -> str:
@@ -213,11 +237,13 @@ class Plan:
         rooms: dict[str, _Value] | None = None,
         name: str = "",
         result: _Value | None = None,
+        block: Block | None = None,
     ) -> None:
         """The next call of a step; all it is given is in use then."""
         given = [value for value in (*values, *(rooms or {}).values()) if value is not None]
         self._touch(*given)
-        self._calls.append(_Call(run, values, rooms, name, result))
+        is_native = type(block) in _NATIVE  # classes derived from them may do anything
+        self._calls.append(_Call(run, values, rooms, name, result, is_native))
         self._now += 1
 
     def _sequence(self, stages: list[Stage | Fork | Each], x: _Value) -> _Value:
@@ -259,7 +285,7 @@ class Plan:
             }
         self._tape.append(_Node(stage.name, [x], y, block, rooms))
         run = partial(block.forward, training=self._trains)
-        self._call(run, x, y, rooms=rooms, name=stage.name, result=y)
+        self._call(run, x, y, rooms=rooms, name=stage.name, result=y, block=block)
         return y
 
     def _fork(self, fork: Fork, x: _Value) -> _Value:
@@ -320,6 +346,7 @@ class Plan:
             self._call(
                 run, source if block.needs_input else None,
                 node.output if block.needs_output else None, gradient, target, rooms=node.rooms,
+                name=node.name, block=block,
             )  # fmt: skip
             if target is not None and source.gradient is None:
                 source.gradient = target

@@ -528,7 +528,7 @@ def allocate(spec: ArraySpec, batch: int) -> npt.NDArray[Any]:
     """An uninitialised array of samples with the strides of the spec; batch -1 is one sample."""
     lead = () if batch < 0 else (batch,)
     if spec.layout == "OIHW_Pack32":
-        return aligned(spec._array_shape, spec._array_dtype)
+        return empty(spec._array_shape, spec._array_dtype)
     if spec._is_packed and not spec._first_is_fastest:
         return np.empty(lead + spec._array_shape, spec._array_dtype)
     itemsize = spec._array_dtype.itemsize
@@ -545,11 +545,29 @@ def allocate(spec: ArraySpec, batch: int) -> npt.NDArray[Any]:
     )
 
 
-def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An uninitialised array at an address as the packed layout wants it."""
-    memory = np.empty(prod(shape) * dtype.itemsize + _PACK_ALIGNMENT, np.uint8)
+def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A new array whose values begin at a multiple of 128 bytes: a cache line, on any machine.
+
+    Arrays of any other address serve as well; some calls are a little faster with such ones.
+
+    Args:
+        shape: of the array.
+        dtype: of its values.
+
+    Returns:
+        A packed array with whatever its memory held.
+
+    Examples:
+        >>> import openbnns
+        >>> x = openbnns.empty((3, 5))
+        >>> x.dtype.name, x.ctypes.data % 128
+        ('float32', 0)
+    """
+    extents = (shape,) if isinstance(shape, int) else tuple(shape)
+    kind = np.dtype(dtype)
+    memory = np.empty(prod(extents) * kind.itemsize + _PACK_ALIGNMENT, np.uint8)
     first = -memory.__array_interface__["data"][0] % _PACK_ALIGNMENT
-    return np.ndarray(shape, dtype, memory, first)
+    return np.ndarray(extents, kind, memory, first)
 
 
 def conform(

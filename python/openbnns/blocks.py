@@ -21,7 +21,14 @@ from .activation import ActivationLayer
 from .attention import AttentionCache, MultiheadAttention, Projection
 from .convolution import ConvolutionLayer
 from .fully_connected import FullyConnectedLayer
-from .fused import FusedConvolutionNormalizationLayer, FusedFullyConnectedNormalizationLayer
+from .fused import (
+    FusedConvolutionNormalizationLayer,
+    FusedConvolutionParameters,
+    FusedFullyConnectedNormalizationLayer,
+    FusedNormalizationParameters,
+    FusedParametersLayer,
+    FusedPoolingParameters,
+)
 from .normalization import NormalizationLayer, NormalizationLike
 from .pooling import PoolingLayer
 
@@ -141,15 +148,9 @@ class Block:
         raise NotImplementedError
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         """Write the gradient of x, unless it is None, and those parameters' that are asked for.
 
         x and y are those of the forward call (None where ``needs_input`` or ``needs_output`` is
@@ -198,18 +199,11 @@ def _is_identity(activation: ActivationLike) -> bool:
 # ---- layers ----
 
 
-class _Weighted(Block):
-    """What dense layers and convolutions share: weights, then maybe a norm, then an activation."""
+class _Activated(Block):
+    """What blocks that end with an activation share: one that needs more than the result is a block
+    of its own behind them."""
 
     activation: ActivationLike
-    bias: bool
-    normalization: str | None
-    momentum: float
-    epsilon: float
-    initializer: Initializer
-
-    _layer: Any
-    _is_fused: bool
 
     @property
     def needs_output(self) -> bool:
@@ -221,21 +215,37 @@ class _Weighted(Block):
         plain = dataclasses.replace(self, activation=None)  # type: ignore[type-var]
         return plain, Activate(self.activation)
 
+
+def _statistics(kind: Any, shape: Shape) -> dict[str, Values]:
+    """What batch and instance norms keep."""
+    if kind not in ("batch", "instance"):
+        return {}
+    mean, variance = np.zeros(shape, np.float32), np.ones(shape, np.float32)
+    return {"moving_mean": mean, "moving_variance": variance}
+
+
+class _Weighted(_Activated):
+    """What dense layers and convolutions share: weights, then maybe a norm, then an activation."""
+
+    bias: bool
+    normalization: str | None
+    momentum: float
+    epsilon: float
+    initializer: Initializer
+
+    _layer: Any
+    _is_fused: bool
+
     def _make_parameters(self, shape: Shape, random: np.random.Generator) -> None:
         outputs = shape[:1]
         self.parameters = {"weights": initial(self.initializer, shape, random)}
-        self.statistics = {}
+        self.statistics = _statistics(self.normalization, outputs)
         if self.bias:
             self.parameters["bias"] = np.zeros(outputs, np.float32)
         self._is_fused = self.normalization is not None
         if self._is_fused:
             self.parameters["gamma"] = np.ones(outputs, np.float32)
             self.parameters["beta"] = np.zeros(outputs, np.float32)
-        if self.normalization in ("batch", "instance"):
-            self.statistics = {
-                "moving_mean": np.zeros(outputs, np.float32),
-                "moving_variance": np.ones(outputs, np.float32),
-            }
 
     def _norm(self) -> dict[str, Any]:
         return {
@@ -252,15 +262,9 @@ class _Weighted(Block):
             self._layer.apply(x, out=y)
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         if self._is_fused:
             names = self._layer.parameter_names
             self._layer.apply_backward(
@@ -341,6 +345,8 @@ class Convolution(_Weighted):
     groups: int = 1
     initializer: Initializer = "he"
 
+    _is_joined = False  # with the pooling behind it
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         if len(shape) != 3:
             raise LayerCreationError(
@@ -358,6 +364,7 @@ class Convolution(_Weighted):
             **self.parameters, "input": shape, "stride": self.stride, "padding": self.padding,
             "dilation": self.dilation, "activation": self.activation,
         }  # fmt: skip
+        self._is_joined = False
         if not self._is_fused:
             self._layer = ConvolutionLayer(**given, groups=self.groups)
         elif self.groups == 1:
@@ -369,9 +376,56 @@ class Convolution(_Weighted):
             )
         return tuple(self._layer.output_spec.shape)
 
+    def join(self, pool: Pool) -> Shape | None:
+        """The shape behind a pooling that this block does in its own pass from now on; None: it
+        cannot, and the pooling stays a layer of its own."""
+        if not self._is_fused or pool.kind != "max":
+            return None
+        p, norm = self.parameters, self._norm()
+        layer = FusedParametersLayer(
+            FusedConvolutionParameters(
+                p["weights"], p.get("bias"), self.stride, self.dilation, padding=self.padding
+            ),
+            FusedNormalizationParameters(
+                norm.pop("normalization"), p["beta"], p["gamma"], activation=self.activation,
+                **norm,
+            ),
+            FusedPoolingParameters("max", pool.kernel_size, pool.stride, pool.padding),
+            input=self._layer.input_spec,
+        )  # fmt: skip
+        if layer.kept_bytes(1) >= 4 * prod(self._layer.output_spec.shape):
+            layer.close()  # it would keep what lies before the pooling, which a plan shares
+            return None
+        self._layer.close()
+        self._layer, self._is_joined = layer, True
+        return tuple(layer.output_spec.shape)
+
+    @property
+    def needs_output(self) -> bool:
+        return not self._is_joined and super().needs_output
+
+    def backward(
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Rooms,
+        *,
+        rooms: Rooms,
+    ) -> None:
+        if not self._is_joined:
+            super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+            return
+        names = self._layer.parameter_names
+        self._layer.apply_backward(
+            x, y=None, grad_output=grad_output, input_gradients=(input_gradient,),
+            parameter_gradients=[gradients.get(name) for name in names],
+        )  # fmt: skip
+
 
 @dataclasses.dataclass(eq=False)
-class Normalize(Block):
+class Normalize(_Activated):
     """A normalization with beta and gamma: batch, instance, layer or group.
 
     Args:
@@ -387,11 +441,7 @@ class Normalize(Block):
     momentum: float = 0.9
     epsilon: float = 1e-5
 
-    needs_input = False
-
-    @property
-    def needs_output(self) -> bool:
-        return not _is_identity(self.activation)
+    needs_input = True  # borrowed by the layer, which keeps no copy then
 
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         whole = getattr(self.kind, "name", self.kind) == "layer"
@@ -399,36 +449,20 @@ class Normalize(Block):
         self.parameters = {
             "gamma": np.ones(affine, np.float32), "beta": np.zeros(affine, np.float32),
         }  # fmt: skip
-        self.statistics = {}
-        if self.kind in ("batch", "instance"):
-            self.statistics = {
-                "moving_mean": np.zeros(affine, np.float32),
-                "moving_variance": np.ones(affine, np.float32),
-            }
+        self.statistics = _statistics(self.kind, affine)
         self._layer = NormalizationLayer(
             self.kind, input=shape, **self.parameters, **self.statistics, momentum=self.momentum,
-            epsilon=self.epsilon, activation=self.activation,
+            epsilon=self.epsilon, activation=self.activation, borrow_input=True,
         )  # fmt: skip
         return shape
-
-    def parts(self) -> tuple[Block, ...]:
-        if _from_output(self.activation):
-            return (self,)
-        return dataclasses.replace(self, activation=None), Activate(self.activation)
 
     def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
         self._layer.apply(x, training=training, out=y)
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         self._layer.apply_backward(
             None, y, grad_output, input_gradient=input_gradient,
             beta_gradient=gradients.get("beta"), gamma_gradient=gradients.get("gamma"),
@@ -454,15 +488,9 @@ class Activate(Block):
         self._layer.apply(x, out=y)
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         if input_gradient is not None:
             self._layer.apply_backward(
                 x, y, grad_output, input_gradient=input_gradient, alpha_gradient=None
@@ -509,15 +537,9 @@ class Pool(Block):
         self._layer.apply(x, out=y, indices=rooms.get("indices"))
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         if input_gradient is not None:
             self._layer.apply_backward(
                 x, y, grad_output, indices=rooms.get("indices"), input_gradient=input_gradient,
@@ -582,15 +604,9 @@ class Embedding(Block):
         np.take(self.parameters["table"], numbers, axis=0, out=y, mode="clip")
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         if "table" in gradients:
             numbers = rooms["numbers"].reshape(-1)
             order = np.argsort(numbers, kind="stable")
@@ -626,15 +642,9 @@ class Position(Block):
         np.add(x, self.parameters["table"], out=y)
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         if "table" in gradients:
             np.sum(grad_output, axis=0, out=gradients["table"])
         if input_gradient is not None:
@@ -650,14 +660,19 @@ class Attention(Block):
         causal: each row sees itself and those before it.
         bias: whether the four projections have one.
         initializer: of the weights, see ``initial``.
+        dropout: share of the probabilities that training sets to 0, others in every step. Which
+            ones follows from the network's seed and the number of its steps since it was made or
+            loaded.
 
-    See also: ``MultiheadAttention``, which has more: other keys and values, masks, dropout.
+    See also: ``MultiheadAttention``, which has what needs a second input: other keys and values,
+    and masks.
     """
 
     heads: int
     causal: bool = False
     bias: bool = True
     initializer: Initializer = "xavier"
+    dropout: float = 0.0
 
     needs_output = False
 
@@ -676,35 +691,35 @@ class Attention(Block):
             self.parameters[f"{word}_weights"] = weights.reshape(*outer, width)
             if self.bias:
                 self.parameters[f"{word}_bias"] = np.zeros(outer, np.float32)
-        query, key, value, output = (
-            Projection(self.parameters[f"{word}_weights"], self.parameters.get(f"{word}_bias"))
-            for word in _PROJECTIONS
-        )
-        self._layer = MultiheadAttention(
-            query, key, value, output, lengths=shape[0], causal=self.causal
-        )
+        given: dict[str, Any] = {"lengths": shape[0], "causal": self.causal}
+        for word in _PROJECTIONS:
+            bias = self.parameters.get(f"{word}_bias")
+            given[word] = Projection(self.parameters[f"{word}_weights"], bias)
+        self._layer = self._trained = MultiheadAttention(**given)
+        if self.dropout != 0:
+            seed = int(random.integers(1, 1 << 32))
+            self._trained = MultiheadAttention(**given, dropout=self.dropout, seed=seed)
         return shape
 
+    def close(self) -> None:
+        self._layer.close()
+        self._trained.close()
+
     def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
-        return {"cache": ((-(-self._layer.cache_bytes(batch) // 8),), "uint64")}
+        return {"cache": ((-(-self._trained.cache_bytes(batch) // 8),), "uint64")}
 
     def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
-        self._layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
+        layer = self._trained if training else self._layer
+        layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
 
     def backward(
-        self,
-        x: Values,
-        y: Values,
-        grad_output: Values,
-        input_gradient: Values | None,
-        gradients: Rooms,
-        *,
-        rooms: Rooms,
-    ) -> None:
+        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
+        gradients: Rooms, *, rooms: Rooms,
+    ) -> None:  # fmt: skip
         targets = {name.replace("_", "."): array for name, array in gradients.items()}
         if input_gradient is not None:  # one array for three inputs receives the sum
             targets |= {f"{word}.input": input_gradient for word in _PROJECTIONS[:3]}
-        self._layer.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
+        self._trained.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
 
 
 _PROJECTIONS = ("query", "key", "value", "output")

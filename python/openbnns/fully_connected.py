@@ -17,10 +17,10 @@ from ._spec import (
     ArraySpec,
     Precision,
     SpecLike,
-    aligned,
     as_array,
     count,
     data_type_of,
+    empty,
     expressible,
     precision_of,
     spec_of,
@@ -225,7 +225,7 @@ class FullyConnectedLayer(ConvolutionLayer):
             where, rows, columns, given, DATA_TYPES[data_type], indices, starts, numerator,
             denominator,
         )  # fmt: skip
-        memory = aligned((len(packed),), np.dtype(np.uint8))
+        memory = empty(len(packed), np.uint8)
         memory[...] = np.frombuffer(packed, np.uint8)
         memory.flags.writeable = False
         return SparseWeights((rows, columns), data_type, nonzeros, memory)

@@ -1,5 +1,6 @@
 """Two layers in one: a convolution, a fully connected layer or arithmetic, then a normalization or
-a quantization. What lies between them stays inside."""
+a quantization; behind a normalization of images a pooling may follow. What lies between them stays
+inside."""
 
 from __future__ import annotations
 
@@ -8,13 +9,22 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy.typing as npt
 
-from . import _core, arithmetic, convolution, fully_connected, normalization, quantization
+from . import (
+    _core,
+    arithmetic,
+    convolution,
+    fully_connected,
+    normalization,
+    pooling,
+    quantization,
+)
 from ._activations import ActivationLike
 from ._errors import ArrayError, LayerCreationError
 from ._layer import Layer, accumulate_bits
 from ._spec import Array, ArraySpec, GradientTarget, Padding, Pair, SpecLike, count, spec_of
 from .arithmetic import Kind
 from .normalization import Normalization, NormalizationLike
+from .pooling import Pooling, PoolingLike
 
 T = TypeVar("T")
 
@@ -96,7 +106,8 @@ class FusableLayerParameters:
     First: ``FusedConvolutionParameters``, ``FusedFullyConnectedParameters``, or one of
     ``FusedUnaryArithmeticParameters``, ``FusedBinaryArithmeticParameters`` and
     ``FusedTernaryArithmeticParameters``. Second: ``FusedNormalizationParameters``, and behind the
-    first two also ``FusedQuantizationParameters`` and ``FusedDequantizationParameters``.
+    first two also ``FusedQuantizationParameters`` and ``FusedDequantizationParameters``. Third, if
+    any, behind a normalization: ``FusedPoolingParameters``.
     """
 
     __slots__: tuple[str, ...] = ()
@@ -240,6 +251,46 @@ class FusedNormalizationParameters(FusableLayerParameters):
             moving_mean=moving_mean,
             moving_variance=moving_variance,
         )
+
+
+class FusedPoolingParameters(FusableLayerParameters):
+    """A pooling as the third layer, behind a normalization of images. Apple's fused layers have
+    none.
+
+    Args:
+        pooling: name or ``Pooling``, any but ``"unmax"``.
+        kernel_size, stride, padding, dilation, activation: as for ``PoolingLayer``.
+
+    Examples:
+        >>> import openbnns
+        >>> openbnns.FusedPoolingParameters("max", 2).kernel_size
+        2
+
+    See also: ``OBN_FILTER_POOLING``.
+    """
+
+    __slots__ = ("activation", "dilation", "kernel_size", "padding", "pooling", "stride")
+
+    pooling: Pooling
+    kernel_size: Pair
+    stride: Pair | None
+    padding: Padding
+    dilation: Pair
+    activation: ActivationLike
+
+    def __init__(
+        self,
+        pooling: PoolingLike,
+        kernel_size: Pair,
+        stride: Pair | None = None,
+        padding: Padding = 0,
+        dilation: Pair = 1,
+        activation: ActivationLike = "identity",
+    ) -> None:
+        self._keep(
+            pooling=Pooling.of(pooling, type(self).__name__), kernel_size=kernel_size,
+            stride=stride, padding=padding, dilation=dilation, activation=activation,
+        )  # fmt: skip
 
 
 class FusedQuantizationParameters(FusableLayerParameters):
@@ -417,12 +468,12 @@ class FusedTernaryArithmeticParameters(_ArithmeticParameters):
 
 
 class FusedLayer(Layer):
-    """Base of the layers that are two in one. A training call keeps what the gradients need inside
-    the layer, so it serves one training or backward call at a time."""
+    """Base of the layers that are several in one. A training call keeps what the gradients need
+    inside the layer, so it serves one training or backward call at a time."""
 
     __slots__ = ("_components", "_input_specs", "_parameter_names")
 
-    _components: tuple[FusableLayerParameters, FusableLayerParameters]
+    _components: tuple[FusableLayerParameters, ...]
     _input_specs: tuple[ArraySpec, ...]
     _parameter_names: tuple[str, ...]
 
@@ -435,15 +486,23 @@ class FusedLayer(Layer):
         copy_parameters: bool,
     ) -> None:
         where = type(self).__name__
-        first, second = self._components = _pair_of(where, components)
+        first, second, third = _checked(where, components)
+        self._components = tuple(components)
         given = None if output is None else spec_of(where, "output", output)
+        before = given if third is None else None  # the output of the first two
         kind, description, self._input_specs, between = _describe_first(
-            where, first, second, inputs, given
+            where, first, second, inputs, before
         )
         self._input_spec = self._input_specs[0]
         second_kind, second_description, self._output_spec = _describe_second(
-            where, second, between, given
+            where, second, between, before
         )
+        third_description = None
+        if third is not None:
+            third_description, self._output_spec = pooling.describe(
+                where, third.pooling, between, given, third.kernel_size, third.stride,
+                third.padding, third.dilation, third.activation,
+            )  # fmt: skip
         is_weighted = kind != _ARITHMETIC
         self._parameter_names = _WEIGHTED_NAMES if is_weighted else _ARITHMETIC_NAMES
         winograd = getattr(first, "winograd", None)
@@ -454,6 +513,7 @@ class FusedLayer(Layer):
             self._output_spec._operand(),
             second_kind,
             second_description,
+            third_description,
             -1 if winograd is None else int(winograd),
             count(where, "num_threads", num_threads),
             copy_parameters,
@@ -465,8 +525,8 @@ class FusedLayer(Layer):
         return self._parameter_names
 
     @property
-    def components(self) -> tuple[FusableLayerParameters, FusableLayerParameters]:
-        """The two layers this one was made of."""
+    def components(self) -> tuple[FusableLayerParameters, ...]:
+        """The layers this one was made of."""
         return self._components
 
     @overload
@@ -606,25 +666,25 @@ class FusedLayer(Layer):
         return _core.fused_kept_bytes(self._filter, batch)
 
     def __repr__(self) -> str:
-        first, second = (type(component).__name__ for component in self._components)
+        names = ", ".join(type(component).__name__ for component in self._components)
         shapes = f"input={self._input_spec!r}, output={self._output_spec!r}"
         if len(self._input_specs) > 1:
             shapes = f"inputs={self._input_specs!r}, output={self._output_spec!r}"
-        return f"{type(self).__name__}({first}, {second}, {shapes})"
+        return f"{type(self).__name__}({names}, {shapes})"
 
 
 class FusedParametersLayer(FusedLayer):
-    """Two layers in one, by their descriptions: y = second(first(x)).
+    """Two layers in one, by their descriptions: y = second(first(x)). Behind a normalization a
+    pooling may be the third.
 
     Args:
-        components: the first and the second layer, see ``FusableLayerParameters``. The first has no
-            activation.
+        components: the layers in order, see ``FusableLayerParameters``. The first has no activation.
         input: one sample: a shape, an ``ArraySpec``, or a batch as an example; for a fully
             connected layer None is the shape and type of the weights' rows.
         inputs: the same for each input of arithmetic. Constants and parameters have no batch axis.
         output: the same for the output. None is inferred; a quantization needs it, because it says
-            which integers. What lies between the layers is packed and of this type; before a
-            quantization float32 (float16 behind a float16 input), before a dequantization of the
+            which integers. What lies between two layers is packed and of this type (with a pooling
+            of the type of the input); before a quantization float32 (float16 behind a float16 input), before a dequantization of the
             type of the input.
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights, bias, beta and gamma. Without it the layer reads
@@ -881,27 +941,37 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
 # ---- descriptions for the native side ----
 
 
-def _pair_of(
+def _checked(
     where: str, components: Sequence[FusableLayerParameters]
-) -> tuple[FusableLayerParameters, FusableLayerParameters]:
-    """The two components, if they are a pair that exists."""
+) -> tuple[FusableLayerParameters, FusableLayerParameters, FusedPoolingParameters | None]:
+    """The components, if they go together."""
     firsts = (FusedConvolutionParameters, FusedFullyConnectedParameters, _ArithmeticParameters)
     seconds = (FusedNormalizationParameters, FusedQuantizationParameters)
+    third = components[2] if len(components) == 3 else None
     if (
-        len(components) != 2
+        len(components) not in (2, 3)
         or not isinstance(components[0], firsts)
         or not isinstance(components[1], seconds)
         or (
             isinstance(components[0], _ArithmeticParameters)
             and not isinstance(components[1], FusedNormalizationParameters)
         )
+        or (
+            len(components) == 3
+            and not (
+                isinstance(components[1], FusedNormalizationParameters)
+                and isinstance(third, FusedPoolingParameters)
+            )
+        )
     ):
         got = ", ".join(type(component).__name__ for component in components) or "none"
         raise LayerCreationError(
             f"[{where}] components: expected a convolution or a fully connected layer, then a "
-            f"normalization or a quantization, or arithmetic, then a normalization; got {got}"
+            "normalization or a quantization, or arithmetic, then a normalization, behind which "
+            f"may be a pooling; got {got}"
         )
-    return components[0], components[1]
+    assert third is None or isinstance(third, FusedPoolingParameters)
+    return components[0], components[1], third
 
 
 def _describe_first(

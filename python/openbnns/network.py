@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from . import _core
 from . import blocks as _blocks
 from . import training as _training
 from ._errors import (
@@ -24,8 +26,8 @@ from ._errors import (
     LayerCreationError,
     TrainingError,
 )
-from ._plan import Each, Fork, Plan, Stage
-from .blocks import Block, Branch, Flatten, Rows, Shape
+from ._plan import Bound, Each, Fork, Plan, Stage, merged
+from .blocks import Block, Branch, Convolution, Flatten, Pool, Rows, Shape
 from .io import load_checkpoint, save_checkpoint
 from .loss import Loss, LossLayer, LossLike
 from .optim import AdamOptimizer, Optimizer
@@ -116,8 +118,10 @@ class Network:
         self._gradients = {name: np.zeros_like(array) for name, array in trained.items()}
         self._gradient_list = list(self._gradients.values())
         self._bound: BoundOptimizer | None = None
+        self._fields, self._update = bytearray(), None
         if trained:
             self._bound = self.optimizer.bind(list(trained.values()))
+            self._fields, self._update = self._bound._fixed_step(self._gradient_list)
         self._plans.clear()
 
     def _each(self, stages: list[Stage | Fork | Each] | None = None) -> Iterator[Stage]:
@@ -339,12 +343,15 @@ class Network:
             ArrayError: an array does not fit.
             TrainingError: the loss is not finite; parameters are as before.
         """
-        if micro_batches == 1:
-            loss = self._differentiate(x, labels, weights)
+        if micro_batches == 1 and weights is None:
+            loss = self._whole_step(x, labels)
         else:
-            loss = self._add_up(x, labels, weights, micro_batches)
-        if self._bound is not None:
-            self._bound.step(self._gradient_list)
+            if micro_batches == 1:
+                loss = self._differentiate(x, labels, weights)
+            else:
+                loss = self._add_up(x, labels, weights, micro_batches)
+            if self._bound is not None:
+                self._bound.step(self._gradient_list)
         self.steps += 1
         return loss
 
@@ -509,7 +516,9 @@ class Network:
         if samples.shape[1:] != self._input_shape or not samples.ndim:
             self._see(samples)
         plan = self._plan(len(samples), training, input_gradient)
-        np.copyto(plan.input, samples, casting="unsafe" if samples.dtype.kind in "iufb" else "no")
+        if not _core.copy_packed(plan.input, samples):
+            casting: Any = "unsafe" if samples.dtype.kind in "iufb" else "no"
+            np.copyto(plan.input, samples, casting=casting)
         return plan
 
     def _labels(self, results: npt.NDArray[Any], labels: Array) -> npt.NDArray[Any]:
@@ -524,6 +533,48 @@ class Network:
         if array.shape != results.shape and array.size == results.size:
             array = array.reshape(results.shape)
         return array
+
+    def _whole_step(self, x: Array, labels: Array) -> float:
+        """A step as few calls: all that is native runs without Python in between."""
+        plan = self._load(x, training=True)
+        given = self._labels(plan.results, labels)
+        target, calls = plan.steps.get(given.dtype) or self._record(plan, given)
+        if given.shape != target.shape:
+            self._loss_layer.apply(plan.results, given)  # has the words for it
+        target[...] = given
+        if self._bound is not None:
+            self._fields[:] = self._bound._numbers()[1]
+        try:
+            for call in calls:
+                call()
+        except TrainingError:
+            loss = float(self._loss_value)
+            if isfinite(loss):
+                raise
+            raise self._not_finite(x, labels, loss) from None
+        if self._bound is not None:
+            self._bound.time_step += 1
+        return float(self._loss_value)
+
+    def _record(
+        self, plan: Plan, labels: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], list[Callable[[], Any]]]:
+        """Where labels like these have to be for a step on this plan, and its calls."""
+        target = np.zeros(labels.shape, labels.dtype)
+        loss = partial(
+            self._loss_layer.apply, plan.results, target, input_gradient=plan.results_gradient,
+            out=self._loss_value,
+        )  # fmt: skip
+        calls = [
+            *plan.ahead,
+            Bound("loss", True, loss),
+            Bound("loss", True, partial(_core.require_finite, "Network", self._loss_value)),
+            *plan.back,
+        ]
+        if self._update is not None:
+            calls.append(Bound("optimizer", True, self._update))
+        plan.steps[labels.dtype] = target, merged(calls)
+        return plan.steps[labels.dtype]
 
     def _differentiate(
         self, x: Array, labels: Array, weights: Array | float | None
@@ -612,10 +663,28 @@ class _Builder:
                 stages.append(self._fork(given, shape))
             elif isinstance(given, Rows):
                 stages.append(self._each(given, shape))
+            elif joined := self._join(stages, given):
+                stages[-1] = joined
             else:
                 stages += self._stages(given, shape)
             shape = stages[-1].output if stages else shape
         return stages
+
+    def _join(self, stages: list[Stage | Fork | Each], given: Block) -> Stage | None:
+        """The last stage with a pooling that its convolution can do in the same pass."""
+        last = stages[-1] if stages else None
+        if not isinstance(given, Pool) or not isinstance(last, Stage):
+            return None
+        if not isinstance(last.block, Convolution):
+            return None
+        try:
+            output = last.block.join(given)
+        except BNNSError:
+            return None  # said again by the pooling itself, under its name
+        if output is None:
+            return None
+        self._name(given)
+        return Stage(last.name, last.block, last.input, output)
 
     def _stages(self, given: Block, shape: Shape) -> list[Stage]:
         stages = []

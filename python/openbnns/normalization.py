@@ -134,7 +134,7 @@ class NormalizationLayer(Layer):
 
     Mean and variance (divided by the number of values) are those of groups of values, see
     ``Normalization``. A training call keeps what the gradients need inside the layer, so it may
-    work in place; a layer serves one training or backward call at a time.
+    work in place unless it borrows; a layer serves one training or backward call at a time.
 
     Args:
         normalization: name or ``Normalization``.
@@ -153,6 +153,10 @@ class NormalizationLayer(Layer):
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of beta and gamma. Without it the layer reads the caller's
             arrays in every call, so an update in place is seen at once.
+        borrow_input: a training call holds on to x instead of copying it, which saves the memory
+            and the time of the copy. Results are the same as long as nobody changes x until
+            ``apply_backward`` has been called; the output and the gradients have to lie elsewhere.
+            Float32 samples without gaps are borrowed, others copied as ever.
 
     Raises:
         LayerCreationError: the arguments do not make a layer.
@@ -165,7 +169,7 @@ class NormalizationLayer(Layer):
         array([[-1., -1.],
                [ 1.,  1.]], dtype=float32)
 
-    See also: ``BNNSFilterCreateLayerNormalization``.
+    See also: ``BNNSFilterCreateLayerNormalization``, ``obn_filter_set_borrow_input``.
     """
 
     __slots__ = ("_normalization",)
@@ -187,6 +191,7 @@ class NormalizationLayer(Layer):
         activation: ActivationLike = "identity",
         num_threads: int | None = None,
         copy_parameters: bool = False,
+        borrow_input: bool = False,
     ) -> None:
         where = "NormalizationLayer"
         self._normalization = Normalization.of(normalization, where)
@@ -202,6 +207,7 @@ class NormalizationLayer(Layer):
             ),
             count(where, "num_threads", num_threads),
             copy_parameters,
+            borrow_input,
         )  # fmt: skip
 
     @property
@@ -221,7 +227,8 @@ class NormalizationLayer(Layer):
             training: True uses the statistics of x, updates the running ones and keeps what
                 ``apply_backward`` needs. False uses the running statistics where there are any,
                 and keeps nothing.
-            out: (N, *output shape) to write to, or None. It may be x itself when the types agree.
+            out: (N, *output shape) to write to, or None. It may be x itself when the types agree,
+                unless a training call borrows x.
 
         Returns:
             ``out`` or a new array.
@@ -262,7 +269,7 @@ class NormalizationLayer(Layer):
         """The gradients of the last training call.
 
         Args:
-            x: not looked at, since the layer keeps what it needs; here for uniformity.
+            x: not looked at, since the layer keeps or borrows what it needs; here for uniformity.
             y: (N, *output shape) of the forward call; None unless there is an activation.
             grad_output: (N, *output shape), the gradient of y, N being that of the training call.
             input_gradient: True allocates, an array (N, *input shape) is written to, None skips.

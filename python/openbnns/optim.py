@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -262,21 +263,37 @@ class BoundOptimizer:
 
         See also: ``BNNSOptimizerStep``.
         """
-        optimizer = self.optimizer
-        if optimizer._roles() != self._roles:
-            raise OptimizerStepError(
-                f"[{self._name}] accumulators: expected {', '.join(optimizer._roles()) or 'none'}, "
-                f"as the optimizer's numbers now say; bound with {', '.join(self._roles) or 'none'}"
-            )
         _core.optimizer_step(
             self._name,
-            *optimizer._native(self.time_step),
+            *self._numbers(),
             self._held,
             gradients if isinstance(gradients, list) else list(gradients),
             self._held_accumulators,
             self._threads,
         )
         self.time_step += 1
+
+    def _numbers(self) -> tuple[int, bytes]:
+        """What the next step is done with; see ``Optimizer._native``."""
+        optimizer = self.optimizer
+        if optimizer._roles() != self._roles:
+            raise OptimizerStepError(
+                f"[{self._name}] accumulators: expected {', '.join(optimizer._roles()) or 'none'}, "
+                f"as the optimizer's numbers now say; bound with {', '.join(self._roles) or 'none'}"
+            )
+        return optimizer._native(self.time_step)
+
+    def _fixed_step(self, gradients: list[npt.NDArray[Any]]) -> tuple[bytearray, Any]:
+        """Steps with gradients that always lie in these arrays: a function that does one, and where
+        the bytes of ``_numbers`` have to be then. It counts no step."""
+        function, numbers = self._numbers()
+        fields = bytearray(numbers)
+        operands = _operands(self._name, self.parameters)
+        held = _core.optimizer_hold(self._name, "gradients", operands, gradients)
+        return fields, partial(
+            _core.optimizer_step, self._name, function, fields, self._held, held,
+            self._held_accumulators, self._threads,
+        )  # fmt: skip
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """All that a later run needs beside the parameters.

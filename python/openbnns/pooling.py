@@ -178,22 +178,10 @@ class PoolingLayer(Layer):
         where = "PoolingLayer"
         self._pooling = Pooling.of(pooling, where)
         spec = self._input_spec = spec_of(where, "input", input)
-        if len(spec.shape) != 3:
-            raise LayerCreationError(
-                f"[{where}] input: expected samples (channels, height, width); got {spec.shape}"
-            )
-        kernel = pair(where, "kernel_size", kernel_size, 1)
-        steps = kernel if stride is None else pair(where, "stride", stride, 1)
-        dilations = pair(where, "dilation", dilation, 1)
-        sides = padding_of(where, padding, spec.shape[1:], kernel, steps, dilations)
-        if output is None:
-            extents = tuple(
-                _extent(where, self._pooling, *axis)
-                for axis in zip(spec.shape[1:], kernel, steps, dilations, sides, strict=True)
-            )
-            self._output_spec = ArraySpec((spec.shape[0], *extents), spec.data_type)
-        else:
-            self._output_spec = spec_of(where, "output", output)
+        given = None if output is None else spec_of(where, "output", output)
+        description, self._output_spec = describe(
+            where, self._pooling, spec, given, kernel_size, stride, padding, dilation, activation
+        )
         indexed = spec if self._pooling == Pooling.unmax else self._output_spec
         bias_type = spec.data_type
         if bias is not None:
@@ -206,12 +194,7 @@ class PoolingLayer(Layer):
             _index_spec(indexed, "uint32")._operand("iu"),
             _index_spec(indexed, "uint64")._operand("iu"),
             bias,
-            Activation.of(activation, where)._native(where, spec.shape),
-            self._pooling._code,
-            kernel,
-            steps,
-            dilations,
-            (*sides[0], *sides[1]),
+            description,
             count(where, "num_threads", num_threads),
             copy_parameters,
         )
@@ -336,6 +319,37 @@ class PoolingLayer(Layer):
 
     def __repr__(self) -> str:
         return f"PoolingLayer({self._pooling!r}, input={self._input_spec!r})"
+
+
+def describe(
+    where: str,
+    pooling: Pooling,
+    spec: ArraySpec,
+    output: ArraySpec | None,
+    kernel_size: Pair,
+    stride: Pair | None,
+    padding: Padding,
+    dilation: Pair,
+    activation: ActivationLike,
+) -> tuple[tuple[Any, ...], ArraySpec]:
+    """A pooling for parse_pooling in bindings/pooling.cpp, and the spec of its output. Fused layers
+    use it too."""
+    if len(spec.shape) != 3:
+        raise LayerCreationError(
+            f"[{where}] input: expected samples (channels, height, width); got {spec.shape}"
+        )
+    kernel = pair(where, "kernel_size", kernel_size, 1)
+    steps = kernel if stride is None else pair(where, "stride", stride, 1)
+    dilations = pair(where, "dilation", dilation, 1)
+    sides = padding_of(where, padding, spec.shape[1:], kernel, steps, dilations)
+    if output is None:
+        extents = tuple(
+            _extent(where, pooling, *axis)
+            for axis in zip(spec.shape[1:], kernel, steps, dilations, sides, strict=True)
+        )
+        output = ArraySpec((spec.shape[0], *extents), spec.data_type)
+    native = Activation.of(activation, where)._native(where, spec.shape)
+    return (pooling._code, kernel, steps, dilations, (*sides[0], *sides[1]), native), output
 
 
 def _extent(

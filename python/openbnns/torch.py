@@ -16,13 +16,30 @@ import torch
 
 from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from ._layer import Layer
+from ._plan import Each, Fork, Stage
 from .attention import MultiheadAttention
-from .blocks import Activate, Block, Convolution, Dense, Embedding, Flatten, Normalize, Pool
+from .blocks import (
+    Activate,
+    Attention,
+    Block,
+    Branch,
+    Convolution,
+    Dense,
+    Embedding,
+    Flatten,
+    Normalize,
+    Pool,
+    Position,
+    Rows,
+)
 from .loss import LossLayer, LossLike
 from .network import Network
 from .normalization import Normalization
 
-__all__ = ["Loss", "Module", "apply", "from_torch", "to_torch"]
+__all__ = [
+    "AddPosition", "Branches", "EachRow", "Loss", "Module", "SelfAttention", "apply", "from_torch",
+    "to_torch",
+]  # fmt: skip
 
 
 class _Run(torch.autograd.Function):  # type: ignore[misc]
@@ -242,6 +259,73 @@ def _array(tensor: torch.Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
 
 
+# ---- blocks that PyTorch has no layer for, in PyTorch ----
+
+
+class SelfAttention(torch.nn.Module):  # type: ignore[misc]
+    """``Attention`` in PyTorch: a ``torch.nn.MultiheadAttention`` of a sequence to itself.
+
+    Args:
+        width: of the rows.
+        heads, causal, bias, dropout: as for ``Attention``.
+    """
+
+    def __init__(
+        self, width: int, heads: int, *, causal: bool = False, bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.causal = causal
+        self.attention = torch.nn.MultiheadAttention(
+            width, heads, dropout=dropout, bias=bias, batch_first=True
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[1]
+        hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if self.causal else None
+        return self.attention(x, x, x, attn_mask=hidden, need_weights=False)[0]
+
+
+class AddPosition(torch.nn.Module):  # type: ignore[misc]
+    """``Position`` in PyTorch: a learned array of a sample's shape, added to every sample."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(*shape))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table
+
+
+class Branches(torch.nn.Module):  # type: ignore[misc]
+    """``Branch`` in PyTorch: several ways from the same input.
+
+    Args:
+        paths: a module each; an empty ``Sequential`` hands its input on.
+        join: ``"add"`` or ``"concatenate"``.
+    """
+
+    def __init__(self, *paths: torch.nn.Module, join: str = "add") -> None:
+        super().__init__()
+        self.paths, self.join = torch.nn.ModuleList(paths), join
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = [path(x) for path in self.paths]
+        return torch.cat(ends, dim=1) if self.join == "concatenate" else sum(ends[1:], ends[0])
+
+
+class EachRow(torch.nn.Module):  # type: ignore[misc]
+    """``Rows`` in PyTorch: a module that sees each row of a sample as a sample."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.module(x.reshape(-1, *x.shape[2:]))
+        return y.reshape(*x.shape[:2], *y.shape[1:])
+
+
 # ---- weights both ways ----
 
 _ACTIVATIONS = {
@@ -255,15 +339,16 @@ def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
 
     Args:
         module: ``Linear``, ``Conv2d``, ``Embedding``, batch, layer and group norms, max and average
-            pooling, ``ReLU``, ``Sigmoid``, ``Tanh``, ``SiLU``, ``GELU``, ``Flatten``, or a
-            ``Sequential``.
+            pooling, ``ReLU``, ``Sigmoid``, ``Tanh``, ``SiLU``, ``GELU``, ``Flatten``, the modules
+            of this file, or a ``Sequential``.
         input: shape of one sample.
 
     Returns:
         A new network; its weights are copies.
 
     Raises:
-        LayerCreationError: there is no block for a part of it.
+        LayerCreationError: there is no block for a part of it, or its weights have other shapes:
+            a ``Linear`` on the rows of samples has to be inside ``EachRow``.
 
     Examples:
         >>> import torch
@@ -274,16 +359,19 @@ def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
         >>> bool(abs(network.predict(x.numpy()) - linear(x).detach().numpy()).max() < 1e-6)
         True
     """
-    layers = [layer for layer in _flat(module) if not isinstance(layer, torch.nn.Identity)]
-    network = Network([_block_of(layer) for layer in layers], input=input, loss="mse")
+    network = Network(_blocks_of(module), input=input, loss="mse")
     stages = [stage for stage in network._each() if stage.block.parameters]
-    owners = [layer for layer in layers if any(True for _ in layer.parameters(recurse=False))]
-    state = network.state()
-    for stage, layer in zip(stages, owners, strict=True):
-        for ours, theirs in _pairs(stage.block):
-            value = getattr(layer, theirs, None)
-            if value is not None:
-                state[f"{stage.name}.{ours}"][...] = value.detach().numpy()
+    owners = [found for found in map(_tensors, _leaves(module)) if found]
+    for stage, tensors in zip(stages, owners, strict=True):
+        for name, array in {**stage.block.parameters, **stage.block.statistics}.items():
+            if name not in tensors:  # a norm without running statistics
+                continue
+            value = tensors[name].detach().numpy()
+            if value.size != array.size:
+                raise LayerCreationError(
+                    f"[from_torch] {stage.name}.{name}: expected {array.shape}; got {value.shape}"
+                )
+            array[...] = value.reshape(array.shape)
     return network
 
 
@@ -291,59 +379,76 @@ def to_torch(network: Network) -> torch.nn.Sequential:
     """The same network in PyTorch, with copies of its weights.
 
     Args:
-        network: of blocks that PyTorch has a layer for; no branches.
+        network: of blocks that PyTorch has a layer for, or this file.
 
     Raises:
         LayerCreationError: it has none for one of them.
     """
+    return _sequential(network._stages)
+
+
+def _sequential(stages: Sequence[Stage | Fork | Each]) -> torch.nn.Sequential:
     layers: list[torch.nn.Module] = []
-    for stage in network._stages:
-        block: Any = getattr(stage, "block", stage)
-        made = _layers_of(block, getattr(stage, "input", ()))
-        for ours, theirs in _pairs(block):
-            owner = next((layer for layer in made if getattr(layer, theirs, None) is not None
-                          and ours in _OWNED[_kind(layer)]), None)  # fmt: skip
-            source = {**block.parameters, **block.statistics}.get(ours)
-            if owner is not None and source is not None:
-                getattr(owner, theirs).data.copy_(torch.from_numpy(source))
-        layers += made
+    for stage in stages:
+        if isinstance(stage, Fork):
+            layers.append(Branches(*map(_sequential, stage.paths), join=stage.join))
+        elif isinstance(stage, Each):
+            layers.append(EachRow(_sequential(stage.stages)))
+        else:
+            made = _layers_of(stage.block, stage.input)
+            arrays = {**stage.block.parameters, **stage.block.statistics}
+            for name, tensor in (pair for layer in made for pair in _tensors(layer).items()):
+                if name in arrays:
+                    tensor.data.copy_(torch.from_numpy(arrays[name]).reshape(tensor.shape))
+            layers += made
     return torch.nn.Sequential(*layers)
 
 
-_OWNED = {
-    "weighted": ("weights", "bias"),
-    "embedding": ("table",),
-    "norm": ("beta", "gamma", "moving_mean", "moving_variance"),
-    "other": (),
-}
+def _tensors(layer: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a single layer by the names they have in blocks."""
+    nn = torch.nn
+    named = {}
+    if isinstance(layer, (nn.Linear, nn.Conv2d)):
+        named = {"weights": layer.weight, "bias": layer.bias}
+    elif isinstance(layer, nn.Embedding):
+        named = {"table": layer.weight}
+    elif isinstance(layer, AddPosition):
+        named = {"table": layer.table}
+    elif isinstance(layer, SelfAttention):
+        inner = layer.attention
+        for kind, inside, last in (
+            ("weights", inner.in_proj_weight, inner.out_proj.weight),
+            ("bias", inner.in_proj_bias, inner.out_proj.bias),
+        ):
+            parts = (*inside.chunk(3), last) if inside is not None else ()
+            words = ("query", "key", "value", "output")
+            named |= {f"{word}_{kind}": part for word, part in zip(words, parts, strict=False)}
+    elif hasattr(layer, "eps"):
+        named = {
+            "gamma": layer.weight, "beta": layer.bias,
+            "moving_mean": getattr(layer, "running_mean", None),
+            "moving_variance": getattr(layer, "running_var", None),
+        }  # fmt: skip
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _kind(layer: torch.nn.Module) -> str:
-    if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
-        return "weighted"
-    if isinstance(layer, torch.nn.Embedding):
-        return "embedding"
-    return "norm" if hasattr(layer, "eps") else "other"
+def _leaves(module: Any) -> list[Any]:
+    """The single layers of a module, in the order of its blocks."""
+    if isinstance(module, (torch.nn.Sequential, torch.nn.ModuleList)):
+        return [leaf for child in module for leaf in _leaves(child)]
+    if isinstance(module, Branches):
+        return _leaves(module.paths)
+    return _leaves(module.module) if isinstance(module, EachRow) else [module]
 
 
-def _pairs(block: Block) -> list[tuple[str, str]]:
-    """Names of arrays here and there."""
-    pairs = [
-        ("beta", "bias"), ("gamma", "weight"),
-        ("moving_mean", "running_mean"), ("moving_variance", "running_var"),
-    ]  # fmt: skip
-    if isinstance(block, (Dense, Convolution)):
-        pairs = [("weights", "weight"), ("bias", "bias"), *pairs]
-    if isinstance(block, Embedding):
-        pairs = [("table", "weight")]
-    known = {**block.parameters, **block.statistics}
-    return [pair for pair in pairs if pair[0] in known]
-
-
-def _flat(module: torch.nn.Module) -> list[torch.nn.Module]:
+def _blocks_of(module: Any) -> list[Block]:
     if isinstance(module, torch.nn.Sequential):
-        return [layer for child in module for layer in _flat(child)]
-    return [module]
+        return [block for child in module for block in _blocks_of(child)]
+    if isinstance(module, Branches):
+        return [Branch(*map(_blocks_of, module.paths), join=module.join)]
+    if isinstance(module, EachRow):
+        return [Rows(*_blocks_of(module.module))]
+    return [] if isinstance(module, torch.nn.Identity) else [_block_of(module)]
 
 
 def _block_of(layer: Any) -> Block:
@@ -367,6 +472,14 @@ def _block_of(layer: Any) -> Block:
         return Pool("average", layer.kernel_size, layer.stride, layer.padding)
     if isinstance(layer, nn.Embedding) and layer.max_norm is None and layer.padding_idx is None:
         return Embedding(layer.num_embeddings, layer.embedding_dim)
+    if isinstance(layer, SelfAttention):
+        inner = layer.attention
+        has_bias = inner.in_proj_bias is not None
+        return Attention(
+            inner.num_heads, causal=layer.causal, bias=has_bias, dropout=inner.dropout
+        )
+    if isinstance(layer, AddPosition):
+        return Position()
     if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
         return Flatten()
     if type(layer) in _ACTIVATIONS and getattr(layer, "approximate", "none") == "none":
@@ -395,6 +508,14 @@ def _layers_of(block: Any, shape: tuple[int, ...]) -> list[torch.nn.Module]:
         return [nn.Embedding(block.entries, block.width)]
     elif isinstance(block, Flatten):
         return [nn.Flatten()]
+    elif isinstance(block, Position):
+        return [AddPosition(shape)]
+    elif isinstance(block, Attention):
+        return [
+            SelfAttention(
+                shape[1], block.heads, causal=block.causal, bias=block.bias, dropout=block.dropout
+            )
+        ]
     elif not isinstance(block, Activate):
         raise LayerCreationError(
             f"[to_torch] network: expected blocks that PyTorch has; got {type(block).__name__}"

@@ -354,8 +354,8 @@ int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const
 
 // The walk where every tensor is used where it lies: nothing to do between two rows but to find the next. The output is
 // the last tensor.
-void Plan::run_direct(const Blocks& blocks) const {
-  const Row forward = kernels_->forward[function_];
+void Plan::run_direct(const Blocks& blocks, bool streams) const {
+  const Row forward = streams ? kernels_->streamed[function_] : kernels_->forward[function_];
   const size_t y = inputs_;
   const auto data = [&](size_t t) { return reinterpret_cast<float*>(blocks.data[t]); };
   by_pieces(blocks.items(), std::max<size_t>(1, kPiece / blocks.block), threads_, [&](size_t first, size_t count) {
@@ -371,6 +371,7 @@ void Plan::run_direct(const Blocks& blocks) const {
       b = 0;
       at.step();
     }
+    if (streams) kernels_->end_streams();
   });
 }
 
@@ -384,9 +385,10 @@ void Plan::run(const ForwardCall& call) const {
   bool in_place = false;
   for (size_t k = 0; k < inputs_; ++k) in_place |= call.x[k].data == call.y.data;
   const bool streams = !in_place && blocks.is_large();
-  const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() && !streams;
+  const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() &&
+                         (!streams || kernels_->streamed[function_]);
   blocks.cut(is_row_wise ? blocks.group_count : (is_direct ? kPiece : kBlock));
-  if (is_direct) return run_direct(blocks);
+  if (is_direct) return run_direct(blocks, streams);
 
   const Row forward = kernels_->forward[function_];
   for_blocks(blocks, *kernels_, threads_, [&](Walker& walker, size_t block) {

@@ -44,6 +44,9 @@ struct Kernels {
   Row forward[kFunctions];
   Row gradient[kFunctions][kInputs];  // from a, b, c and dz; NULL where there is no such input
   Row gradient_from_y[kFunctions];    // of a, from y and dz alone; NULL where y does not determine it
+  // The same past the caches, for cheap functions of two sources, else NULL; out is none of the sources.
+  Row streamed[kFunctions];
+  Row streamed_gradient[kFunctions][kInputs];
 
   // Each of `values` values, stride apart, `count` times in a row; writes up to kMaxLanes - 1 values too many.
   void (*repeat)(const float* p, size_t stride, size_t values, size_t count, float* row);
@@ -156,10 +159,11 @@ class Plan {
   unsigned needs(unsigned inputs) const;
   bool reduces(const Operand& dx, size_t batch) const;
   bool outputs_are_accepted(const BackwardCall& call) const;
-  void run_direct(const Blocks& blocks) const;
+  void run_direct(const Blocks& blocks, bool streams) const;
   void write_gradients(const BackwardCall& call) const;
   void write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker, size_t b,
                    size_t n) const;
+  Row streamed_gradient(const BackwardCall& call, const Written& written, size_t t) const;
   void sum_gradient(const BackwardCall& call, size_t target, bool writes_others, std::byte* work) const;
   const float* gradient_row(const BackwardCall& call, unsigned inputs, const Sources& sources, float* row,
                             float* other, size_t n) const;

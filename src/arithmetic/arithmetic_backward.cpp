@@ -149,6 +149,14 @@ void add_written(const BackwardCall& call, Blocks* blocks, Written* written) {
 
 }  // namespace
 
+// The kernel that puts a gradient where it belongs at once; NULL: none does.
+Row Plan::streamed_gradient(const BackwardCall& call, const Written& written, size_t t) const {
+  if (!written.streams || call.from_y || call.dx_view[t].accumulate) return nullptr;
+  for (size_t k = 0; k < inputs_; ++k)
+    if (call.sources[t] == 1u << k) return kernels_->streamed_gradient[function_][k];
+  return nullptr;
+}
+
 // Block b of all of them.
 void Plan::write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker,
                        size_t b, size_t n) const {
@@ -158,6 +166,11 @@ void Plan::write_block(const BackwardCall& call, const Written& written, const S
     if (tensor == kNone) continue;
     const bool is_direct = !written.in_place && !written.streams && !call.dx_view[t].accumulate;
     float* row = is_direct ? walker.place(tensor, b) : walker.buffer(tensor);
+    if (const Row streamed = streamed_gradient(call, written, t); streamed && walker.is_direct(tensor)) {
+      rows[t] = row = walker.place(tensor, b);
+      streamed(sources, row, n);
+      continue;
+    }
     // dz may be overwritten by another gradient
     rows[t] = !written.in_place && is_dz(function_, call.sources[t], sources)
                   ? sources.p[kDz]

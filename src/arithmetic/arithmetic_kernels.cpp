@@ -542,6 +542,42 @@ void stream_row(const float* from, float* y, size_t n) {
   if (i < n) store_first(y + i, load_first(from + i, n - i), n - i);
 }
 
+// A function of sources p and q, past the caches. They are fetched long before: gradients change from one array to
+// another too often for the processor to follow.
+template <F (*f)(const At&), size_t p, size_t q>
+[[gnu::flatten]] void streamed_row(const Sources& sources, float* out, size_t n) {
+  using namespace obn::arithmetic;
+  constexpr size_t kAhead = 2048;
+  size_t i = (sizeof(F) - reinterpret_cast<uintptr_t>(out) % sizeof(F)) % sizeof(F) / sizeof(float);
+  if (i > n) i = n;
+  if (i > 0) row<f>(sources, out, i);
+  Sources rest = sources;
+  const auto advance = [&](size_t count) {
+    if (sources.moves[p]) rest.p[p] += count;
+    if (sources.moves[q]) rest.p[q] += count;
+  };
+  advance(i);
+  alignas(64) float copies[2][kLanes];
+  const float* from_p = first_of(rest.p[p], sources.moves[p], copies[0]);
+  const float* from_q = first_of(rest.p[q], sources.moves[q], copies[1]);
+  const size_t p_step = sources.moves[p] ? kLanes : 0, q_step = sources.moves[q] ? kLanes : 0;
+  const size_t p_ahead = sources.moves[p] ? kAhead : 0, q_ahead = sources.moves[q] ? kAhead : 0;
+  const size_t whole = (n - i) / kLanes;
+  for (size_t k = 0; k < whole; ++k) {
+    prefetch(from_p + p_ahead);
+    prefetch(from_q + q_ahead);
+    F v[kSources] = {};
+    v[p] = load(from_p);
+    v[q] = load(from_q);
+    stream(out + i + k * kLanes, f({v[kA], v[kB], v[kC], v[kY], v[kDz]}));
+    from_p += p_step;
+    from_q += q_step;
+  }
+  advance(whole * kLanes);
+  i += whole * kLanes;
+  if (i < n) row<f>(rest, out + i, n - i);
+}
+
 void end_streams() { fence(); }
 
 template <class A>
@@ -596,6 +632,14 @@ constexpr obn::arithmetic::Kernels table() {
   list<TruncDivide>(t, BNNSArithmeticTruncDivide);
   list<TruncRemainder>(t, BNNSArithmeticTruncRemainder);
   list<Erf>(t, BNNSArithmeticErf);
+  using namespace obn::arithmetic;
+  t.streamed[BNNSArithmeticAdd] = streamed_row<Add::y, kA, kB>;
+  t.streamed[BNNSArithmeticSubtract] = streamed_row<Subtract::y, kA, kB>;
+  t.streamed[BNNSArithmeticMultiply] = streamed_row<Multiply::y, kA, kB>;
+  t.streamed[BNNSArithmeticDivide] = streamed_row<Divide::y, kA, kB>;
+  t.streamed_gradient[BNNSArithmeticMultiply][0] = streamed_row<Multiply::da, kB, kDz>;
+  t.streamed_gradient[BNNSArithmeticMultiply][1] = streamed_row<Multiply::db, kA, kDz>;
+  t.streamed_gradient[BNNSArithmeticDivide][0] = streamed_row<Divide::da, kB, kDz>;
   t.repeat = repeat;
   t.add = add;
   t.add_to_doubles = add_to_doubles;

@@ -37,6 +37,10 @@ int Filter::set_precision(int) {
   return fail("filter: only filters made of matrix products have a precision; got a %s filter", kind_);
 }
 
+int Filter::set_borrow_input(int) {
+  return fail("filter: only normalization filters borrow their input; got a %s filter", kind_);
+}
+
 size_t Filter::work_bytes(size_t) const { return 0; }
 size_t Filter::kept_bytes(size_t) const { return 0; }
 
@@ -233,6 +237,11 @@ int obn_filter_set_winograd(BNNSFilter filter, int on) {
 int obn_filter_set_matmul_precision(BNNSFilter filter, int precision) {
   obn::Filter* found = obn::find_filter(filter);
   return found ? found->set_precision(precision) : -1;
+}
+
+int obn_filter_set_borrow_input(BNNSFilter filter, int on) {
+  obn::Filter* found = obn::find_filter(filter);
+  return found ? found->set_borrow_input(on) : -1;
 }
 
 size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size) {

@@ -61,6 +61,7 @@ class Filter {
   virtual BNNSNDArrayDescriptor pointer(BNNSPointerSpecifier target);  // data NULL on failure
   virtual int set_winograd(int on);                // 0 or 1; -1: as the library says
   virtual int set_precision(int precision);        // a Precision; -1: as the library says
+  virtual int set_borrow_input(int on);            // 0 or 1
   virtual size_t work_bytes(size_t batch) const;   // what a call asks workspace() for, at most
   virtual size_t kept_bytes(size_t batch) const;   // what a training call keeps for its gradients
 

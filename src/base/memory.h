@@ -46,7 +46,8 @@ std::byte* scratch();
 // What the threads of one call share (packed weights, partial sums): a block of the calling thread, at least `bytes`
 // long, aligned to kAlignment, kept and grown as needed; so layers called in turn share it. Contents do not survive the
 // next call. NULL (with a sentence) when it cannot be had. Only entry points ask, once per call and before they write
-// anything; whatever they call is handed its part.
+// anything; whatever they call is handed its part. A layer that calls another one's entry point asks for both: the block
+// stays as it is when less is asked for.
 std::byte* workspace(size_t bytes);
 
 // Asks for values that will soon be read or written, where the hardware does not see them coming.

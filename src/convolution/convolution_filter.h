@@ -175,6 +175,7 @@ class Convolution final : public Filter {
   bool has_activation() const { return !activation_.is_identity(); }
   bool has_float_weights() const { return is_float(weights_.memory.type); }
   bool is_transposed() const { return transposed_; }
+  bool uses_winograd() const;  // where it can
   int check_input(size_t batch, const void* x, size_t requested, Images* images) const;
   int check_own_apart(const Place& written) const;  // from weights and bias that stay the caller's
   Run make_run(size_t batch) const;
@@ -221,7 +222,6 @@ class Convolution final : public Filter {
   int prepare_bias(const BNNSNDArrayDescriptor& descriptor);
   int copy_parameters();
 
-  bool uses_winograd() const;
   Problem problem_of(size_t batch) const;
   size_t chunk_of(size_t batch, size_t floats_per_sample) const;
   int check_size(size_t batch) const;

@@ -84,11 +84,7 @@ void place_taps(const Problem& s, Plan* plan) {
   }
 }
 
-void plan_forward(const Problem& s, Plan* plan) {
-  const size_t row = s.in_channels * as_size(s.x.kernel * s.y.stride * s.x.out);
-  plan_bands(s, as_size(s.y.out), kStageFloats, row, lay_out_stage, plan);
-  place_taps(s, plan);
-}
+void plan_forward(const Problem& s, Plan* plan) { plan_bands_of_stage(s, kStageFloats, plan); }
 
 // The stage alone, under `band` rows of y. False when it grows too large.
 bool plan_stage(const Problem& s, size_t band, Plan* plan) {
@@ -149,6 +145,12 @@ bool fits(const Problem& s) {
   if (taps > kMostTaps || s.out_channels > kMostSums / taps) return false;
   Plan plan;
   return lay_out_stage(s, 1, &plan) && lay_out_gradient(s, 1, &plan);
+}
+
+void plan_bands_of_stage(const Problem& s, size_t floats, Plan* plan) {
+  const size_t row = s.in_channels * as_size(s.x.kernel * s.y.stride * s.x.out);
+  plan_bands(s, as_size(s.y.out), floats, row, lay_out_stage, plan);
+  place_taps(s, plan);
 }
 
 size_t work_bytes(const Problem& s) {

@@ -104,6 +104,8 @@ extern const Targets<Kernels> targets;
 
 // The passes with a choice of kernels, for the tests; the algorithms take the best, and fit only where they win.
 bool fits(const Problem& problem);
+// The stage under bands of rows of y, of about `floats` values each; for a problem that fits.
+void plan_bands_of_stage(const Problem& problem, size_t floats, Plan* plan);
 size_t work_bytes(const Problem& problem);  // of the weight gradient; the others need none
 void forward(const Kernels& kernels, const Problem& problem, const Forward& call, size_t threads);
 void input_gradient(const Kernels& kernels, const Problem& problem, const InputGradient& call, size_t threads);

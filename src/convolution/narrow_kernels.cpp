@@ -122,9 +122,6 @@ void stage_input(const Plan& plan, const Planes& x, size_t n, size_t from, size_
   }
 }
 
-namespace {
-
-// The same less the centre of each channel, where there is one.
 void stage_taps(const Plan& plan, const Taps& taps, size_t n, size_t from, size_t count, float* stage) {
   stage_input(plan, taps.x, n, from, count, stage);
   if (!taps.centre) return;
@@ -139,6 +136,8 @@ void stage_taps(const Plan& plan, const Taps& taps, size_t n, size_t from, size_
     for (; i < copies; ++i) at[i] -= taps.centre[c];
   }
 }
+
+namespace {
 
 // ---- forward ----
 

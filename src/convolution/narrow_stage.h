@@ -21,6 +21,8 @@ OBN_INLINE size_t next_part(size_t left, size_t limit) {
 // The copies of one sample's x under rows [from, from + count) of y, in the order in which they lie: each may spill
 // into the next.
 void stage_input(const Plan& plan, const Planes& x, size_t n, size_t from, size_t count, float* stage);
+// The same less the centre of each channel, where there is one.
+void stage_taps(const Plan& plan, const Taps& taps, size_t n, size_t from, size_t count, float* stage);
 
 // narrow_moments_kernels.cpp
 void tap_moments(const Plan& plan, const Taps& x, size_t first, size_t count, double* totals, std::byte* work);

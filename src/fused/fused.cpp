@@ -8,6 +8,7 @@
 #include "fused/fused.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "activation/activation_walk.h"
 #include "base/status.h"
@@ -19,6 +20,33 @@ namespace obn::fused {
 
 const char kKind[] = "fused";
 
+int check_joint(const BNNSNDArrayDescriptor& output, const char* of, const BNNSNDArrayDescriptor& input,
+                const char* to) {
+  View out, in;
+  char out_word[40], in_word[40];
+  std::snprintf(out_word, sizeof out_word, "output of the %s layer", of);
+  std::snprintf(in_word, sizeof in_word, "input of the %s layer", to);
+  if (read_view(output, Access::write, out_word, &out) != 0 || read_view(input, Access::read, in_word, &in) != 0)
+    return -1;
+  if (in.layout != out.layout || !std::equal(out.extent, out.extent + out.rank, in.extent)) {
+    ShapeText expected, got;
+    return fail("%s: expected %s in layout %s, as the %s layer's output; got %s in layout %s", in_word,
+                shape_text(out, &expected), name_of(out.layout), of, shape_text(in, &got), name_of(in.layout));
+  }
+  if (in.type != out.type)
+    return fail("%s: expected %s, as the %s layer's output; got %s", in_word, name_of(out.type), of, name_of(in.type));
+  for (size_t k = 0; k < out.rank; ++k)
+    if (out.extent[k] > 1 && in.stride[k] != out.stride[k])
+      return fail("%s: expected stride %zu on axis %zu, as the %s layer's output; got %zu", in_word, out.stride[k], k,
+                  of, in.stride[k]);
+  return 0;
+}
+
+BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
+  std::fill_n(descriptor.stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0});
+  return descriptor;
+}
+
 namespace {
 
 constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
@@ -26,32 +54,6 @@ constexpr size_t kFarBytes = size_t{4} << 20;     // of z: what is smaller is ne
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
-}
-
-// What the first layer gives is what the second one takes.
-int check_joint(const BNNSNDArrayDescriptor& first, const BNNSNDArrayDescriptor& second) {
-  View out, in;
-  if (read_view(first, Access::write, "output of the first layer", &out) != 0 ||
-      read_view(second, Access::read, "input of the second layer", &in) != 0)
-    return -1;
-  if (in.layout != out.layout || !std::equal(out.extent, out.extent + out.rank, in.extent)) {
-    ShapeText expected, got;
-    return fail("input of the second layer: expected %s in layout %s, as the first layer's output; got %s in layout %s",
-                shape_text(out, &expected), name_of(out.layout), shape_text(in, &got), name_of(in.layout));
-  }
-  if (in.type != out.type)
-    return fail("input of the second layer: expected %s, as the first layer's output; got %s", name_of(out.type),
-                name_of(in.type));
-  for (size_t k = 0; k < out.rank; ++k)
-    if (out.extent[k] > 1 && in.stride[k] != out.stride[k])
-      return fail("input of the second layer: expected stride %zu on axis %zu, as the first layer's output; got %zu",
-                  out.stride[k], k, in.stride[k]);
-  return 0;
-}
-
-BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
-  std::fill_n(descriptor.stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0});
-  return descriptor;
 }
 
 // ---- with a normalization ----
@@ -92,7 +94,7 @@ class Normalized final : public Fused {
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
     BNNSLayerParametersNormalization block = *static_cast<const BNNSLayerParametersNormalization*>(blocks[1]);
     const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
-    if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
+    if (!joint || check_joint(*joint, "first", block.i_desc, "second") != 0) return -1;
     block.i_desc = packed(block.i_desc);
     if (first_.prepare(blocks[0]) != 0 || second_.prepare(types[1], block) != 0) return -1;
     is_narrow_ = first_.convolution() && narrow_.prepare(first_.convolution(), &second_);
@@ -111,8 +113,23 @@ class Normalized final : public Fused {
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
 
+  const View* output() const override { return &second_.output(); }
+  int check_output_place(const ForwardArguments& a, const Place& y) const override {
+    typename First::Forward f;
+    if (first_.check(a, &f) != 0 || first_.check_apart(a, f, y) != 0) return -1;
+    return second_.check_own_apart(y);
+  }
+  bool join(const pooling::Plan& pooling, const View& y) override {
+    if (!is_narrow_ || !narrow_.join(pooling, y)) return false;
+    joined_ = &y;
+    return true;
+  }
+
  private:
   using Tensor = normalization::Tensor;
+
+  int check_output(const ForwardArguments& a, size_t* y_step) const;
+  int check_output_gradient(const BackwardArguments& a, normalization::Gradients* g) const;
 
   int check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
                    const normalization::Gradients& g) const;
@@ -127,6 +144,7 @@ class Normalized final : public Fused {
   normalization::Normalization second_;
   NarrowNorm narrow_;
   bool is_narrow_ = false;  // then narrow_ runs both layers
+  const View* joined_ = nullptr;  // the output of a pooling that it runs too
   std::byte* z_block_ = nullptr;
   size_t z_bytes_ = 0;
   std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
@@ -172,12 +190,19 @@ bool Normalized<First>::takes_place_of(const void* y, size_t y_step, size_t batc
 }
 
 template <class First>
+int Normalized<First>::check_output(const ForwardArguments& a, size_t* y_step) const {
+  if (!joined_) return second_.check_output(a.batch, a.y, a.y_stride, y_step);
+  if (read_batch(*joined_, a.y, a.batch, a.y_stride, Access::write, "output", y_step) != 0) return -1;
+  return second_.check_own_apart({"output", joined_, a.y, *y_step, a.batch});
+}
+
+template <class First>
 int Normalized<First>::apply_fused(const ForwardArguments& a) {
   if (a.batch == 0) return 0;
   typename First::Forward f;
   size_t y_step;
-  if (first_.check(a, &f) != 0 || second_.check_output(a.batch, a.y, a.y_stride, &y_step) != 0 ||
-      first_.check_apart(a, f, {"output", &second_.output(), a.y, y_step, a.batch}) != 0)
+  if (first_.check(a, &f) != 0 || check_output(a, &y_step) != 0 ||
+      first_.check_apart(a, f, {"output", joined_ ? joined_ : &second_.output(), a.y, y_step, a.batch}) != 0)
     return -1;
   if constexpr (First::kIsConvolution) {
     if (is_narrow_) return narrow_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step, a.training);
@@ -268,17 +293,30 @@ int Normalized<First>::check_places(const typename First::Backward& b, bool firs
   return 0;
 }
 
+// dy, y, dβ and dγ.
+template <class First>
+int Normalized<First>::check_output_gradient(const BackwardArguments& a, normalization::Gradients* g) const {
+  BNNSNDArrayDescriptor* const* of_norm = a.parameters ? a.parameters + First::kParameters : nullptr;
+  BNNSNDArrayDescriptor *dbeta = of_norm ? of_norm[0] : nullptr, *dgamma = of_norm ? of_norm[1] : nullptr;
+  if (!joined_)
+    return second_.check({a.batch, nullptr, 0, a.y, a.y_stride, a.dy, a.dy_stride, dbeta, dgamma}, g);
+  if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
+  if (second_.check_parameters(a.batch, dbeta, dgamma, g) != 0 ||
+      read_gradient(*a.dy, *joined_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view,
+                    &g->dy_stride) != 0)
+    return -1;
+  const Place dy = {"grad_output", &g->dy_view, g->dy_view.data, g->dy_stride, a.batch};
+  if (dbeta && check_apart({"beta_gradient", &g->beta_view, g->beta_view.data, 0, 1}, dy) != 0) return -1;
+  return dgamma ? check_apart({"gamma_gradient", &g->gamma_view, g->gamma_view.data, 0, 1}, dy) : 0;
+}
+
 template <class First>
 int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (a.batch == 0) return 0;
   if (first_.has_activation())
     return fail("activation: expected the identity in the first layer, whose gradients are asked for; got another");
-  BNNSNDArrayDescriptor* const* of_norm = a.parameters ? a.parameters + First::kParameters : nullptr;
   normalization::Gradients g;
-  if (second_.check({a.batch, nullptr, 0, a.y, a.y_stride, a.dy, a.dy_stride, of_norm ? of_norm[0] : nullptr,
-                     of_norm ? of_norm[1] : nullptr},
-                    &g) != 0)
-    return -1;
+  if (check_output_gradient(a, &g) != 0) return -1;
   const bool first_is_wanted = First::is_wanted(a);
   typename First::Backward b;
   if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
@@ -374,7 +412,7 @@ class Quantized final : public Fused {
   int prepare(const BNNSFilterType*, const void* const* blocks) override {
     BNNSLayerParametersQuantization block = *static_cast<const BNNSLayerParametersQuantization*>(blocks[1]);
     const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
-    if (!joint || check_joint(*joint, block.i_desc) != 0) return -1;
+    if (!joint || check_joint(*joint, "first", block.i_desc, "second") != 0) return -1;
     block.i_desc = packed(block.i_desc);
     if (first_.prepare(blocks[0]) != 0 || second_.read(block, options().threads) != 0) return -1;
     if (options().use_client_ptr) return 0;
@@ -454,28 +492,51 @@ int Quantized<First>::apply_fused(const ForwardArguments& a) {
 // ---- creation ----
 
 template <class Pair>
-BNNSFilter make(const BNNSFilterType* types, const void* const* blocks, const Options& options) {
+Fused* make(const BNNSFilterType* types, const void* const* blocks, const Options& options) {
   Pair* pair = options.make<Pair>(options, types[0]);
   if (!pair) return nullptr;
   if (pair->prepare(types, blocks) != 0) {
     destroy(pair);
     return nullptr;
   }
-  return publish(pair);
+  return pair;
 }
 
 BNNSFilter create(size_t count, const BNNSFilterType* types, const void* const* blocks,
                   const BNNSFilterParameters* filter_params) {
   Options options;
   if (Options::read(filter_params, &options) != 0) return nullptr;
-  if (count != 2) {
-    fail("layers: expected two; got %zu", count);
+  if (count != 2 && count != 3) {
+    fail("layers: expected two, or three with a pooling at the end; got %zu", count);
     return nullptr;
   }
-  if (!types || !blocks || !blocks[0] || !blocks[1]) {
-    fail("layers: expected types and parameters of two layers; got NULL");
+  if (!types || !blocks || !blocks[0] || !blocks[1] || (count == 3 && !blocks[2])) {
+    fail("layers: expected types and parameters of %s layers; got NULL", count == 2 ? "two" : "three");
     return nullptr;
   }
+  Fused* filter;
+  if (count == 2) {
+    filter = make_pair(types, blocks, options);
+  } else if (is_norm(types[1])) {
+    filter = make_pooled(types, blocks, options);
+  } else {
+    fail("layers: expected a normalization (2 to 5) before a pooling; got %u", static_cast<unsigned>(types[1]));
+    return nullptr;
+  }
+  return filter ? publish(filter) : nullptr;
+}
+
+Fused* find(BNNSFilter filter) { return static_cast<Fused*>(find_filter(filter, kKind)); }
+
+int check_takes_many(const Fused& filter, const void* array, const char* argument) {
+  if (!filter.takes_many())
+    return fail("filter: expected arithmetic as its first layer for a call with several inputs; got another");
+  return array ? 0 : fail("%s: expected an array; got NULL", argument);
+}
+
+}  // namespace
+
+Fused* make_pair(const BNNSFilterType* types, const void* const* blocks, const Options& options) {
   const bool has_norm = is_norm(types[1]), has_quantization = types[1] == BNNSQuantization;
   switch (types[0]) {
     case BNNSConvolution:
@@ -498,15 +559,6 @@ BNNSFilter create(size_t count, const BNNSFilterType* types, const void* const* 
   return nullptr;
 }
 
-Fused* find(BNNSFilter filter) { return static_cast<Fused*>(find_filter(filter, kKind)); }
-
-int check_takes_many(const Fused& filter, const void* array, const char* argument) {
-  if (!filter.takes_many())
-    return fail("filter: expected arithmetic as its first layer for a call with several inputs; got another");
-  return array ? 0 : fail("%s: expected an array; got NULL", argument);
-}
-
-}  // namespace
 }  // namespace obn::fused
 
 // ---- the C interface ----

@@ -1,5 +1,5 @@
 // Fused layers: a first layer (convolution, transposed convolution, fully connected, arithmetic) whose result z goes
-// straight into a normalization or a quantization.
+// straight into a normalization or a quantization. Behind a normalization may be a pooling (fused_pooling.cpp).
 //
 //   x → first layer → z → second layer → y        dy → second layer → u → first layer → dx
 //
@@ -21,6 +21,7 @@
 #include "fully_connected/fully_connected.h"
 #include "normalization/normalization.h"
 #include "openbnns/bnns/fused.h"
+#include "pooling/pooling.h"
 #include "quantization/quantization.h"
 
 namespace obn::fused {
@@ -243,8 +244,26 @@ class Fused : public Filter {
   virtual bool takes_many() const = 0;  // inputs
   virtual int apply_fused(const ForwardArguments& arguments) = 0;
   virtual int apply_fused_backward(const BackwardArguments& arguments) = 0;
+
+  // For a pooling behind a pair that ends in a normalization (fused_pooling.cpp).
+  virtual const View* output() const { return nullptr; }
+  // What the input and the parameters say to an output that lies there.
+  virtual int check_output_place(const ForwardArguments&, const Place&) const { return 0; }
+  // True: the pair runs the pooling too, in one pass. y and dy of its calls are then those of the pooling, whose
+  // output's view stays; y is not read.
+  virtual bool join(const pooling::Plan&, const View&) { return false; }
 };
 
 extern const char kKind[];
+
+// What one layer gives is what the next one takes; the words say which they are.
+int check_joint(const BNNSNDArrayDescriptor& output, const char* of, const BNNSNDArrayDescriptor& input,
+                const char* to);
+BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor);
+
+// A filter made by options.make, prepared and not yet published; NULL with a sentence.
+Fused* make_pair(const BNNSFilterType* types, const void* const* blocks, const Options& options);
+// The same for a pair with a normalization and the pooling behind it.
+Fused* make_pooled(const BNNSFilterType* types, const void* const* blocks, const Options& options);
 
 }  // namespace obn::fused

@@ -48,6 +48,11 @@ void store_gradient(const normalization::ParameterGradient& gradient, const doub
   activation::write_row(kernels, to, count, row);
 }
 
+// float32 planes without gaps.
+bool has_plain_planes(const View& y) {
+  return convolution::Images{&y, nullptr, 0}.is_direct() && (y.extent[1] == 1 || y.stride[1] == y.extent[0]);
+}
+
 double dot(const float* a, const double* b, size_t n) {
   double sum = 0.0;
   for (size_t i = 0; i < n; ++i) sum += static_cast<double>(a[i]) * b[i];
@@ -64,6 +69,7 @@ struct NarrowNorm::Kept {
   double* kw;     // (O, T): K w
   double* r;      // (O)
   double* scale;  // (O): s
+  uint8_t* winners;  // (N, O, windows), or none
 };
 
 struct NarrowNorm::ForwardWork {
@@ -71,6 +77,7 @@ struct NarrowNorm::ForwardWork {
   double* covariances;  // (T, T): K
   double *mean, *variance, *gamma, *beta;  // (O)
   float *scaled, *shift;                   // (O, T): s·w; (O)
+  float* shared;                           // (O, 12) of scaled, or NULL
   float *bias, *row;                       // (O)
   std::byte* kept;                         // for an inference
   std::byte* kernels;
@@ -82,6 +89,7 @@ struct NarrowNorm::ForwardWork {
     for (double** array : {&mean, &variance, &gamma, &beta}) *array = room->take_many<double>(o, 1);
     scaled = room->take_many<float>(o, t);
     for (float** array : {&shift, &bias, &row}) *array = room->take_many<float>(o, 1);
+    shared = layer.is_pooled_ && layer.sums_by_windows_ ? room->take_many<float>(o, 12) : nullptr;
     size_t bytes = 0;
     if (!training) layer.lay_out_kept(batch, nullptr, &bytes);
     kept = room->take(bytes);
@@ -95,7 +103,8 @@ struct NarrowNorm::BackwardWork {
   float *dw, *row;           // (O, T), (O)
   double* sloped;            // (1 + T, T): sums of what follows
   float *w, *start, *slope;  // (O, T), (T), (T, T): dx from dz and the taps
-  float *dy, *dx;            // (N, O, P, Q), (N, C, H, W) where the caller's do not serve, or NULL
+  float *dy, *dx;            // as the layer's output, (N, C, H, W), where the caller's do not serve, or NULL
+  float* dz;                 // (N, O, P, Q) of the pixels that won, or NULL
   std::byte* kernels;
 
   BackwardWork(const NarrowNorm& layer, size_t batch, bool has_dx, bool copies_dy, bool copies_dx, Room* room) {
@@ -109,9 +118,12 @@ struct NarrowNorm::BackwardWork {
     w = has_dx ? room->take_many<float>(o, t) : nullptr;
     start = has_dx ? room->take_many<float>(1, t) : nullptr;
     slope = has_dx ? room->take_many<float>(t, t) : nullptr;
-    dy = copies_dy ? room->take_many<float>(batch, layer.first_->output().count) : nullptr;
+    dy = copies_dy ? room->take_many<float>(batch, layer.y_->count) : nullptr;
     dx = copies_dx ? room->take_many<float>(batch, layer.first_->input().count) : nullptr;
-    kernels = room->take(narrow::masked_sums_bytes(layer.problem(batch)));
+    const bool scatters = layer.scatters(has_dx);
+    dz = scatters ? room->take_many<float>(batch, layer.first_->output().count) : nullptr;
+    kernels = room->take(layer.is_pooled_ && !scatters ? windows::winner_sums_bytes(layer.plan_windows(batch))
+                                                       : narrow::masked_sums_bytes(layer.problem(batch)));
   }
 };
 
@@ -121,6 +133,7 @@ bool NarrowNorm::prepare(convolution::Convolution* first, normalization::Normali
   const convolution::Images y = {&second->output(), nullptr, 0};
   first_ = first;
   second_ = second;
+  y_ = &second->output();
   channels_ = s.in_channels;
   outputs_ = s.out_channels;
   if (first->is_transposed() || first->has_activation() || !is_float(first->input().type) ||
@@ -133,6 +146,32 @@ bool NarrowNorm::prepare(convolution::Convolution* first, normalization::Normali
   return taps_ * taps_ <= kTapsPerOutput * outputs_;
 }
 
+bool NarrowNorm::join(const pooling::Plan& pooling, const View& y) {
+  const auto is_plain = [](const pooling::Axis& axis) { return axis.before == 0 && axis.dilation == 1; };
+  if (pooling.function != BNNSPoolingFunctionMax || pooling.bias.data || pooling.has_activation ||
+      !is_plain(pooling.x) || !is_plain(pooling.y))
+    return false;
+  const auto size = [](int64_t n) { return static_cast<size_t>(n); };
+  // One window has no stride of its own.
+  const auto stride = [](const pooling::Axis& axis) {
+    return static_cast<size_t>(axis.windows == 1 ? axis.kernel : axis.stride);
+  };
+  windows_ = {size(pooling.y.windows), size(pooling.x.windows), size(pooling.y.kernel), size(pooling.x.kernel),
+              stride(pooling.y), stride(pooling.x)};
+  windows::Plan plan;
+  if (!windows::make_plan(problem(1), windows_, &plan) || !has_plain_planes(y)) return false;
+  y_ = &y;
+  is_pooled_ = true;
+  sums_by_windows_ = plan.in_pairs;
+  return true;
+}
+
+windows::Plan NarrowNorm::plan_windows(size_t batch) const {
+  windows::Plan plan;
+  windows::make_plan(problem(batch), windows_, &plan);
+  return plan;
+}
+
 convolution::Problem NarrowNorm::problem(size_t batch) const {
   convolution::Problem problem = first_->problem();
   problem.batch = batch;
@@ -142,7 +181,7 @@ convolution::Problem NarrowNorm::problem(size_t batch) const {
 double NarrowNorm::pixels(size_t batch) const { return static_cast<double>(batch * second_->plan.length); }
 
 convolution::Planes NarrowNorm::planes_of_output(void* y, size_t step) const {
-  return convolution::Images{&second_->output(), static_cast<std::byte*>(y), step}.planes(0);
+  return convolution::Images{y_, static_cast<std::byte*>(y), step}.planes(0);
 }
 
 // ---- what is kept ----
@@ -157,6 +196,7 @@ NarrowNorm::Kept NarrowNorm::lay_out_kept(size_t batch, std::byte* block, size_t
   kept.kw = room.take_many<double>(outputs_, taps_);
   kept.r = room.take_many<double>(outputs_, 1);
   kept.scale = room.take_many<double>(outputs_, 1);
+  kept.winners = is_pooled_ ? room.take_many<uint8_t>(batch, outputs_ * windows_.rows * windows_.columns) : nullptr;
   *bytes = room.used();
   return kept;
 }
@@ -187,7 +227,13 @@ size_t NarrowNorm::work_bytes(size_t batch) const {
   ForwardWork(*this, batch, true, &forward);
   ForwardWork(*this, batch, false, &inference);
   BackwardWork(*this, batch, true, true, true, &backward);
-  return std::max({forward.used(), inference.used(), backward.used()});
+  size_t most = std::max({forward.used(), inference.used(), backward.used()});
+  if (is_pooled_ && sums_by_windows_) {
+    Room by_windows;
+    BackwardWork(*this, batch, false, true, false, &by_windows);
+    most = std::max(most, by_windows.used());
+  }
+  return most;
 }
 
 // ---- forward ----
@@ -281,8 +327,18 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
   }
   find_statistics(work, kept, training);
   const float low = plan.is_relu ? 0.0f : -std::numeric_limits<float>::infinity();
-  narrow::standardize(kernels, s, {{from, kept.centre}, work.scaled, work.shift, low, planes_of_output(y, y_step)},
-                      threads);
+  const convolution::Planes to = planes_of_output(y, y_step);
+  if (is_pooled_) {
+    const windows::Plan of_windows = plan_windows(batch);
+    const bool shares = work.shared && windows::shares_weights(of_windows) && first_->uses_winograd();
+    if (shares) windows::share_weights(of_windows, work.scaled, work.shared);
+    windows::maxima(windows::targets.best(), of_windows,
+                    {{from, kept.centre}, work.scaled, shares ? work.shared : nullptr, work.shift, low, plan.is_relu, to,
+                     training ? kept.winners : nullptr},
+                    threads);
+  } else {
+    narrow::standardize(kernels, s, {{from, kept.centre}, work.scaled, work.shift, low, to}, threads);
+  }
   if (!training) return 0;
   normalization::update_moving(plan, batch, work.mean, work.variance);
   second_->state.batch = batch;
@@ -330,7 +386,8 @@ void NarrowNorm::find_tap_gradients(const BackwardWork& work, const Kept& kept, 
 int NarrowNorm::apply_backward(const convolution::Gradients& first, const normalization::Gradients& g) {
   const size_t batch = second_->state.batch;
   const convolution::Images dy = {&g.dy_view, static_cast<std::byte*>(g.dy_view.data), g.dy_stride};
-  const bool has_dx = first.dx.data, copies_dy = !dy.is_direct(), copies_dx = has_dx && !first.dx.is_direct();
+  const bool has_dx = first.dx.data, copies_dx = has_dx && !first.dx.is_direct();
+  const bool copies_dy = !(is_pooled_ ? has_plain_planes(g.dy_view) : dy.is_direct());
   Room counted;
   BackwardWork(*this, batch, has_dx, copies_dy, copies_dx, &counted);
   Room room(workspace_for(counted));
@@ -342,10 +399,19 @@ int NarrowNorm::apply_backward(const convolution::Gradients& first, const normal
   const convolution::Problem s = problem(batch);
   const size_t threads = first_->make_run(batch).threads;
   if (copies_dy) convolution::load_images(dy, 0, batch, threads, work.dy);
-  const narrow::Masked dz = {copies_dy ? convolution::dense_planes(first_->output(), work.dy) : dy.planes(0),
-                             g.y.is_given() ? planes_of_output(g.y.walk.data, g.y_stride) : convolution::Planes{}};
+  const convolution::Planes given = copies_dy ? convolution::dense_planes(*y_, work.dy) : dy.planes(0);
+  narrow::Masked dz = {given, g.y.is_given() ? planes_of_output(g.y.walk.data, g.y_stride) : convolution::Planes{}};
   const narrow::Taps taps = {convolution::dense_planes(first_->input(), kept.x), kept.centre};
-  narrow::masked_sums(kernels, s, taps, dz, threads, work.sums, work.kernels);
+  if (work.dz) {
+    windows::scatter(s, windows_, given, kept.winners, threads, work.dz);
+    dz = {convolution::dense_planes(first_->output(), work.dz), {}};
+  }
+  if (is_pooled_ && !work.dz) {
+    windows::winner_sums(windows::targets.best(), plan_windows(batch), {taps, given, kept.winners}, threads, work.sums,
+                         work.kernels);
+  } else {
+    narrow::masked_sums(kernels, s, taps, dz, threads, work.sums, work.kernels);
+  }
   find_gradients(work, kept);
   store_gradient(g.dbeta, work.sums + outputs_ * taps_, outputs_, work.row);
   store_gradient(g.dgamma, work.dgamma, outputs_, work.row);

@@ -10,13 +10,18 @@
 // because Σ x̂ = 0 and Σ x̂·tap(t) = n·r·(K w)(t). And dx gathers the gradients of the taps, Σ w(o, t)·u(o), where x̂
 // is linear in the taps again. So neither z nor u is stored: forward reads x twice and writes y once, backward reads dy
 // and y once, and again where dx is wanted. Between them x, w and some numbers per tap and channel are kept.
+//
+// A max pooling behind the two joins them where fused_windows.h can do it: then y and dy are those of the windows, the
+// pixels of a window that won are kept, a byte each, and no array has the size of z but the dz that dx is made of.
 #pragma once
 
 #include <cstddef>
 
 #include "base/memory.h"
 #include "convolution/convolution_filter.h"
+#include "fused/fused_windows.h"
 #include "normalization/normalization.h"
+#include "pooling/pooling.h"
 
 namespace obn::fused {
 
@@ -29,8 +34,11 @@ class NarrowNorm {
 
   // True: the pair is done here. The layers are the pair's, and stay.
   bool prepare(convolution::Convolution* first, normalization::Normalization* second);
+  // True: and so is the pooling that follows. `y` is its output, and stays.
+  bool join(const pooling::Plan& pooling, const View& y);
 
-  // Everything was checked; -1 with a sentence where memory is missing.
+  // Everything was checked; -1 with a sentence where memory is missing. dy and y of the second layer's gradients are
+  // those of the pooling where there is one.
   int apply(size_t batch, const convolution::Images& x, float* y, size_t y_step, bool training);
   int apply_backward(const convolution::Gradients& first, const normalization::Gradients& second);
 
@@ -45,6 +53,9 @@ class NarrowNorm {
   convolution::Problem problem(size_t batch) const;
   double pixels(size_t batch) const;
   convolution::Planes planes_of_output(void* y, size_t step) const;
+  windows::Plan plan_windows(size_t batch) const;
+  size_t windows_of(size_t batch) const { return batch * outputs_ * windows_.rows * windows_.columns; }
+  bool scatters(bool has_dx) const { return is_pooled_ && (has_dx || !sums_by_windows_); }
   Kept lay_out_kept(size_t batch, std::byte* block, size_t* bytes) const;
   int reserve(size_t batch);
   void find_moments(const double* sums, const float* first, double n, const Kept& kept, double* covariances) const;
@@ -55,7 +66,10 @@ class NarrowNorm {
   const Options options_;
   convolution::Convolution* first_ = nullptr;
   normalization::Normalization* second_ = nullptr;
+  const View* y_ = nullptr;                       // of the last layer
   size_t channels_ = 0, taps_ = 0, outputs_ = 0;  // C, T, O
+  bool is_pooled_ = false, sums_by_windows_ = false;
+  windows::Windows windows_ = {};
   std::byte* block_ = nullptr;                    // of the last training call
   size_t bytes_ = 0;
 };

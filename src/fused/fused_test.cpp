@@ -1198,8 +1198,8 @@ TEST(fused_refuses_what_cannot_be) {
     BNNSFilterDestroy(filter);
   };
   const void *conv = &pair.convolution, *norm = &pair.norm;
-  for (size_t count : {size_t{0}, size_t{1}, size_t{3}})
-    refuses(count, {BNNSConvolution, BNNSBatchNorm, BNNSBatchNorm}, {conv, norm, norm}, "two");
+  for (size_t count : {size_t{0}, size_t{1}, size_t{4}})
+    refuses(count, {BNNSConvolution, BNNSBatchNorm, BNNSBatchNorm, BNNSBatchNorm}, {conv, norm, norm, norm}, "two");
   for (unsigned a = 0; a < 12; ++a)
     for (unsigned b = 0; b < 12; ++b) {
       const bool has_norm = b >= BNNSBatchNorm && b <= BNNSGroupNorm;

@@ -395,13 +395,14 @@ void run(const Product& product, size_t threads, std::byte* work) {
 
 // ---- one after the other ----
 
-Repeated::Repeated(const Product& like) : product_(like), is_turned_(false), way_(-1) {
+Repeated::Repeated(const Product& like) : product_(like), is_turned_(false), way_(-1), as_pairs_(false) {
   product_ = simplified(like, &is_turned_);
   const Product& p = product_;
   const Kernels& kernels = targets.best();
   const Choice choice = choice_of(p, kernels, can_be_pairs(p) ? best_pairs() : nullptr);
-  const Cut cut = cut_of(p, choice.way, kernels.floats, 1);
-  if (!choice.widens && !choice.as_pairs && cut.down * cut.across == 1) way_ = static_cast<int>(choice.way);
+  const Cut cut = cut_of(p, choice.way, choice.as_pairs ? *best_pairs() : kernels.floats, 1);
+  if (!choice.widens && cut.down * cut.across == 1) way_ = static_cast<int>(choice.way);
+  as_pairs_ = choice.as_pairs;
 }
 
 void Repeated::run(const void* a, const void* b, float* c, bool accumulate) const {
@@ -413,7 +414,10 @@ void Repeated::run(const void* a, const void* b, float* c, bool accumulate) cons
   p.c = c;
   p.accumulate = accumulate;
   if (way_ < 0) return gemm::run(p, 1, nullptr);
-  run_block(targets.best(), static_cast<Way>(way_), p, {0, p.m, 0, p.n}, reinterpret_cast<float*>(scratch()));
+  const Block all = {0, p.m, 0, p.n};
+  float* work = reinterpret_cast<float*>(scratch());
+  if (as_pairs_) return best_pairs()->packed(p, all, nullptr, nullptr, work);
+  run_block(targets.best(), static_cast<Way>(way_), p, all, work);
 }
 
 // ---- batches ----

@@ -59,6 +59,7 @@ class Repeated {
   Product product_;
   bool is_turned_;  // a and b have changed places
   int way_;         // of gemm.cpp; -1: run() decides
+  bool as_pairs_;   // of bfloat16
 };
 
 // gemm_ref.cpp: the formula, float64 sums; rows [first, last) of c.

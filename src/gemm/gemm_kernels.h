@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "base/cpu.h"
 #include "gemm/gemm.h"
@@ -37,11 +38,18 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
 
 // The same for a: when a block has too few columns to pay for packing. Rows that lie multiples of half a page apart
 // would throw each other out of the first-level cache.
+inline constexpr size_t kFewColumns = 512, kHalfPage = 2048;  // bytes
 [[gnu::always_inline]] inline bool is_a_in_place(const Product& p, size_t columns, size_t tile_columns) {
-  constexpr size_t kFewColumns = 512, kHalfPage = 2048 / sizeof(float);
   if (p.a.type != BNNSDataTypeFloat32) return false;
   if (columns <= tile_columns && !is_b_in_place(p)) return true;
-  return columns <= kFewColumns && p.a.column == 1 && p.a.row % kHalfPage != 0;
+  return columns <= kFewColumns && p.a.column == 1 && p.a.row * sizeof(float) % kHalfPage != 0;
+}
+
+// The same for an a that is read as pairs of bfloat16: whole, aligned words.
+[[gnu::always_inline]] inline bool is_paired_a_in_place(const Product& p, size_t columns) {
+  const bool has_words = p.a.type == BNNSDataTypeBFloat16 && p.a.column == 1 && p.k % 2 == 0 && p.a.row % 2 == 0 &&
+                         reinterpret_cast<uintptr_t>(p.a.data) % sizeof(float) == 0;
+  return has_words && columns <= kFewColumns && p.a.row * sizeof(uint16_t) % kHalfPage != 0;
 }
 
 inline constexpr size_t kFewRows = 4;        // that few_rows() can do

@@ -8,6 +8,7 @@ namespace obn::OBN_TARGET::gemm {
 namespace {
 
 using obn::gemm::Steps;
+using obn::gemm::is_paired_a_in_place;
 
 struct PairStep : WordsOfB {
   OBN_INLINE F spread(const float* a) {
@@ -21,17 +22,29 @@ struct PairStep : WordsOfB {
   }
 };
 
-template <size_t kRows>
-void multiply_pairs(const Tile& t) {
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, false, PairStep>(t, nullptr);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, false, PairStep>(t, nullptr);
-  multiply_rows<kRows, 1, true, false, false, PairStep>(t, nullptr);
+template <size_t kRows, bool kPacked>
+[[gnu::noinline]] void multiply_pairs(const Tile& t) {
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, false, PairStep>(t, nullptr);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, false, PairStep>(t, nullptr);
+  multiply_rows<kRows, 1, kPacked, false, false, PairStep>(t, nullptr);
 }
 
-constexpr MultiplyTile multiply[kTileRows + 1] = {
-    nullptr,            multiply_pairs<1>,  multiply_pairs<2>,  multiply_pairs<3>,  multiply_pairs<4>,
-    multiply_pairs<5>,  multiply_pairs<6>,  multiply_pairs<7>,  multiply_pairs<8>,  multiply_pairs<9>,
-    multiply_pairs<10>, multiply_pairs<11>, multiply_pairs<12>, multiply_pairs<13>, multiply_pairs<14>};
+struct PairTiles {
+  MultiplyTile a_packed[kTileRows + 1] = {};
+  MultiplyTile a_in_place[kTileRows + 1] = {};
+};
+template <size_t kRows>
+constexpr void list(PairTiles& tiles) {
+  tiles.a_packed[kRows] = multiply_pairs<kRows, true>;
+  tiles.a_in_place[kRows] = multiply_pairs<kRows, false>;
+  if constexpr (kRows > 1) list<kRows - 1>(tiles);
+}
+constexpr PairTiles list_all() {
+  PairTiles tiles;
+  list<kTileRows>(tiles);
+  return tiles;
+}
+constexpr PairTiles multiply = list_all();
 
 void pack_a(const Product& p, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
             float* to) {
@@ -43,8 +56,42 @@ void pack_a(const Product& p, size_t row, size_t rows, size_t first, size_t dept
   }
 }
 
+// Words of n <= kTileColumns columns from two rows of bfloat16; without `high` its values are 0.
+OBN_INLINE void pair_rows(const uint16_t* low, const uint16_t* high, size_t n, float* to) {
+  alignas(64) static constexpr uint16_t kOrder[] = {
+      0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+      11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
+      22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+  const __mmask32 mask = n == kTileColumns ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
+  const __m512i x = _mm512_maskz_loadu_epi16(mask, low);
+  const __m512i y = high ? _mm512_maskz_loadu_epi16(mask, high) : _mm512_setzero_si512();
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(x, _mm512_load_si512(kOrder), y));
+  _mm512_storeu_si512(to + kLanes, _mm512_permutex2var_epi16(x, _mm512_load_si512(kOrder + 2 * kLanes), y));
+}
+
 void pack_b(const Product& p, size_t column, size_t columns, size_t first, size_t depth, float* to) {
-  pack_by_step(columns_of_b(p, column, columns), kTileColumns, first, depth, to);
+  if (p.b.type != BNNSDataTypeBFloat16 || p.b.column != 1)
+    return pack_by_step(columns_of_b(p, column, columns), kTileColumns, first, depth, to);
+  constexpr size_t kAhead = 32;  // rows, which are often pages apart: the machine does not foresee them
+  const auto* from = static_cast<const uint16_t*>(p.b.data) + 2 * first * p.b.row + column;
+  const size_t whole = least(depth, p.k / 2 - first);
+  for (size_t q = 0; q < whole; ++q, from += 2 * p.b.row, to += kTileColumns) {
+    __builtin_prefetch(from + kAhead * p.b.row);
+    __builtin_prefetch(from + (kAhead + 1) * p.b.row);
+    pair_rows(from, from + p.b.row, columns, to);
+  }
+  if (whole < depth) pair_rows(from, nullptr, columns, to);
+}
+
+const float* words_of_row(const Operand& o, size_t row, size_t first) {
+  return reinterpret_cast<const float*>(static_cast<const uint16_t*>(o.data) + row * o.row + 2 * first);
+}
+
+// What the tile of row panel r fetches for the columns to come, where rows of b are runs: the second panel the even
+// ones, one per step, the third the odd ones.
+const float* next_of_b(const Product& p, size_t column, size_t first, size_t r) {
+  if (p.b.type != BNNSDataTypeBFloat16 || p.b.column != 1 || r == 0 || r > 2) return nullptr;
+  return words_of_row(p.b, 2 * first + r - 1, 0) + column / 2;
 }
 
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
@@ -53,9 +100,12 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const size_t group = columns_at_once(p, block, kTileColumns);
   const Panels panels(block.rows);
   float* own_b = work;
-  float* own_a = packed_a ? nullptr : work + steps.depth * kTileColumns;
+  const bool in_place = !packed_a && is_paired_a_in_place(p, block.columns);
+  float* own_a = packed_a || in_place ? nullptr : work + steps.depth * kTileColumns;
+  const auto& tiles = in_place ? multiply.a_in_place : multiply.a_packed;
   Tile t;
-  t.a_row = 1;
+  t.a_row = in_place ? p.a.row / 2 : 1;
+  t.a_step = 1;
   t.b_step = kTileColumns;
   for (size_t first = 0; first < steps.all; first += steps.depth) {
     t.k = least(steps.depth, steps.all - first);
@@ -69,9 +119,10 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
         if (!packed_b) pack_b(p, j, columns, first, t.k, own_b);
         for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
           begin(p, block.row + i, j, columns, first == 0, &t);
-          t.a = a + i * t.k;
-          t.a_step = panels.rows_of(r);
-          multiply[panels.rows_of(r)](t);
+          t.ahead = !packed_b && j + kTileColumns < end ? next_of_b(p, j + kTileColumns, first, r) : nullptr;
+          t.ahead_step = t.ahead ? p.b.row : 0;
+          t.a = in_place ? words_of_row(p.a, block.row + i, first) : a + i * t.k;
+          tiles[panels.rows_of(r)](t);
         }
       }
       if (first + t.k == steps.all) activate(p, block.row, block.rows, from, to - from);

@@ -232,9 +232,17 @@ int Normalization::apply_normalization(size_t batch, const void* x, size_t x_str
       activation::check_places({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "input", batch) != 0)
     return -1;
   const Tensor from(x_, x, x_stride), to(y_, y, y_stride);
+  const bool borrows = training && borrows_ && can_stay(from);
+  if (borrows && activation::check_apart({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "the borrowed input",
+                                         batch) != 0)
+    return -1;
   if (!scratch()) return -1;
   std::byte* work = workspace_for(forward_bytes(plan, batch, from, to, training));
-  if (!work || (training && state.reserve(plan, options(), batch) != 0)) return -1;
+  if (!work || (training && state.reserve(plan, options(), batch, !borrows) != 0)) return -1;
+  if (training) {
+    borrowed_ = borrows ? x : nullptr;
+    borrowed_step_ = x_stride;
+  }
   forward(plan, training ? &state : nullptr, batch, from, to, work);
   return 0;
 }
@@ -288,13 +296,12 @@ int Normalization::check_output_values(const Tensor& y, size_t batch) const {
 int Normalization::check(const BackwardArguments& a, Gradients* g) const {
   const size_t batch = a.batch;
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
-  if (batch != state.batch)
-    return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
+  if (check_batch(batch) != 0) return -1;
   if (read_delta(*a.dy, Access::read, batch, a.dy_stride, "grad_output", &g->dy_view, &g->dy_stride) != 0) return -1;
   g->dy = Tensor(g->dy_view, g->dy_view.data, g->dy_stride);
   const Range dy_range = range_of(g->dy_view, g->dy_view.data, batch, g->dy_stride);
-  Range y_range = {0, 0}, dx_range = {0, 0};
+  Range y_range = {0, 0}, dx_range = {0, 0}, x_range = {0, 0};
+  if (borrowed_) x_range = range_of(x_, borrowed_, batch, borrowed_step_);
   if (!plan.activation.is_identity()) {
     if (plan.activation.check_backward() != 0) return -1;
     if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
@@ -316,31 +323,56 @@ int Normalization::check(const BackwardArguments& a, Gradients* g) const {
     g->accumulate = dx.accumulate;
     dx_range = range_of(dx, dx.data, batch, stride);
     if (check_own_apart(dx_range, name) != 0) return -1;
+    if (borrowed_ &&
+        activation::check_apart(target, name, {&x_, borrowed_, borrowed_step_}, "the borrowed input", batch) != 0)
+      return -1;
   }
+  if (check_parameters(batch, a.dbeta, a.dgamma, g) != 0) return -1;
+  const struct {
+    const char* name;
+    const View& view;
+    bool is_wanted;
+  } sums[] = {{"beta_gradient", g->beta_view, g->dbeta.is_wanted},
+              {"gamma_gradient", g->gamma_view, g->dgamma.is_wanted}};
+  for (const auto& sum : sums) {
+    if (!sum.is_wanted) continue;
+    const Range range = range_of(sum.view, sum.view.data, 1, 0);
+    if (check_ranges(range, sum.name, dy_range, "grad_output") != 0 ||
+        check_ranges(range, sum.name, y_range, "output") != 0 ||
+        check_ranges(range, sum.name, dx_range, "input_gradient") != 0 ||
+        check_ranges(range, sum.name, x_range, "the borrowed input") != 0)
+      return -1;
+  }
+  return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
+}
+
+int Normalization::check_batch(size_t batch) const {
+  if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
+  if (batch == state.batch) return 0;
+  return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
+}
+
+int Normalization::check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma,
+                                    Gradients* g) const {
+  if (check_batch(batch) != 0) return -1;
   const struct {
     BNNSNDArrayDescriptor* descriptor;
     const Parameter& parameter;
     const char* name;
     View* view;
     ParameterGradient* gradient;
-  } sums[] = {{a.dbeta, plan.beta, "beta_gradient", &g->beta_view, &g->dbeta},
-              {a.dgamma, plan.gamma, "gamma_gradient", &g->gamma_view, &g->dgamma}};
+  } sums[] = {{dbeta, plan.beta, "beta_gradient", &g->beta_view, &g->dbeta},
+              {dgamma, plan.gamma, "gamma_gradient", &g->gamma_view, &g->dgamma}};
   for (const auto& sum : sums) {
     if (!sum.descriptor) continue;
     const bool is_given = &sum.parameter == &plan.beta ? has_beta_ : has_gamma_;
     if (read_parameter_delta(*sum.descriptor, sum.parameter, is_given, sum.name, sum.view, sum.gradient) != 0)
       return -1;
-    const Range range = range_of(*sum.view, sum.view->data, 1, 0);
-    if (check_ranges(range, sum.name, dy_range, "grad_output") != 0 ||
-        check_ranges(range, sum.name, y_range, "output") != 0 ||
-        check_ranges(range, sum.name, dx_range, "input_gradient") != 0 || check_own_apart(range, sum.name) != 0)
-      return -1;
+    if (check_own_apart(range_of(*sum.view, sum.view->data, 1, 0), sum.name) != 0) return -1;
   }
-  if (a.dbeta && a.dgamma &&
-      check_ranges(range_of(g->beta_view, g->beta_view.data, 1, 0), "beta_gradient",
-                   range_of(g->gamma_view, g->gamma_view.data, 1, 0), "gamma_gradient") != 0)
-    return -1;
-  return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
+  if (!dbeta || !dgamma) return 0;
+  return check_ranges(range_of(g->beta_view, g->beta_view.data, 1, 0), "beta_gradient",
+                      range_of(g->gamma_view, g->gamma_view.data, 1, 0), "gamma_gradient");
 }
 
 int Normalization::apply_normalization_backward(const BackwardArguments& a) {
@@ -353,6 +385,20 @@ int Normalization::apply_normalization_backward(const BackwardArguments& a) {
   if (!work) return -1;
   backward(plan, state, g.dy, g.y, g.dx, g.accumulate, g.dbeta, g.dgamma, work);
   return 0;
+}
+
+int Normalization::set_borrow_input(int on) {
+  if (on != 0 && on != 1) return fail("on: expected 1 or 0; got %d", on);
+  const bool borrows = on == 1;
+  if (borrows != borrows_ && state.batch > 0)
+    return fail("filter: expected the choice before the first apply in training mode; there was one");
+  borrows_ = borrows;
+  return 0;
+}
+
+size_t Normalization::kept_bytes(size_t batch) const {
+  const Tensor x(x_, kKind, x_.packed_batch);  // somewhere, as it was described
+  return State::bytes_for(plan, batch, !(borrows_ && can_stay(x)));
 }
 
 size_t Normalization::work_bytes(size_t batch) const {

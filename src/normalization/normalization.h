@@ -237,6 +237,7 @@ struct State {
   size_t batch = 0;          // 0: nothing kept
   float* copy = nullptr;     // (N, R, P): room for a copy of the input; NULL where the caller keeps it
   const float* x = nullptr;  // (N, R, P): the copy, or what the caller keeps
+  size_t x_step = 0;         // from sample to sample
   float *mean = nullptr, *r = nullptr, *rest = nullptr;  // (groups): Standard
   float *gamma = nullptr, *beta = nullptr;               // (C) as they were, where gradients need them (Mask::input)
 
@@ -263,9 +264,14 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
 // Whether forward can be handed the moments of all runs.
 inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_columns(); }
 
+// A training call needs no copy of such an input: float32, samples without gaps.
+inline bool can_stay(const Tensor& x) {
+  return x.walk.type == BNNSDataTypeFloat32 && x.walk.rank == 1 && x.walk.stride[0] == 1;
+}
+
 // y from x, in place or apart. state is NULL for inference; for training it has been reserved: without a copy, x has
-// to be packed float32 that stays as it is until the gradients have been had. moments (N, R), or NULL, are those of x.
-// Everything was checked.
+// to be one that can stay, does so until the gradients have been had, and is not y. moments (N, R), or NULL, are those
+// of x. Everything was checked.
 void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
              const RunMoments* moments = nullptr);
 
@@ -352,13 +358,16 @@ class Normalization final : public Filter {
   int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
   int apply_normalization_backward(const BackwardArguments& arguments);
   size_t work_bytes(size_t batch) const override;
-  size_t kept_bytes(size_t batch) const override { return State::bytes_for(plan, batch, true); }
+  size_t kept_bytes(size_t batch) const override;
+  int set_borrow_input(int on) override;
 
   // For layers that end in this one and run its plan themselves: their checks.
   const View& input() const { return x_; }
   const View& output() const { return y_; }
   int check_output(size_t batch, const void* y, size_t requested, size_t* stride) const;  // of a forward call
   int check(const BackwardArguments& arguments, Gradients* g) const;
+  // The same for dβ and dγ alone, where dy and y are not of this layer's shape.
+  int check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma, Gradients* g) const;
   int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
 
   Plan plan;    // tests change its kernels
@@ -372,6 +381,7 @@ class Normalization final : public Filter {
   int check_count(const View& view, const char* argument) const;
   int check_own_apart(const Range& range, const char* argument) const;
   int check_output_values(const Tensor& y, size_t batch) const;
+  int check_batch(size_t batch) const;
   int read_delta(const BNNSNDArrayDescriptor& descriptor, Access access, size_t batch, size_t requested,
                  const char* argument, View* view, size_t* stride) const;
   int read_parameter_delta(const BNNSNDArrayDescriptor& descriptor, const Parameter& parameter, bool is_given,
@@ -386,6 +396,9 @@ class Normalization final : public Filter {
     const char* argument;
   } own_[4];                                   // memory of the caller that the layer reads or writes
   size_t own_count_ = 0;
+  bool borrows_ = false;                       // the input of training calls, where it can stay
+  const void* borrowed_ = nullptr;             // by the last one, or NULL
+  size_t borrowed_step_ = 0;
 };
 
 // ---- the obvious loops (normalization_ref.cpp) ----

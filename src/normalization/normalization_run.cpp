@@ -99,6 +99,17 @@ Span span_of(const Plan& plan, size_t batch, size_t group) {
   return {group / in_sample, 1, group % in_sample * length, length};
 }
 
+// Of rows, where a group is a run: `count` of them. One division for all.
+void set_spans(const Plan& plan, size_t first, size_t count, Span* spans) {
+  size_t n = first / plan.runs, run = first - n * plan.runs;
+  for (size_t k = 0; k < count; ++k) {
+    spans[k] = {n, 1, run * plan.length, plan.length};
+    if (++run < plan.runs) continue;
+    run = 0;
+    ++n;
+  }
+}
+
 // Kernels can work on it where it lies.
 bool is_ready(const Plan& plan, const Tensor& t) {
   if (t.walk.type != BNNSDataTypeFloat32) return false;
@@ -242,6 +253,7 @@ class ForwardCall {
       state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
     }
     state->x = state->copy ? state->copy : reinterpret_cast<const float*>(x.walk.data);
+    state->x_step = state->copy ? plan.sample() : x.step;
     state->batch = batch;
     if (!masks_by_input(plan)) return;
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
@@ -418,8 +430,9 @@ class ForwardCall {
     const size_t length = plan_.length, run = first % plan_.runs;
     RowForward job;
     Span spans[kRowsTogether];
+    set_spans(plan_, first, count, spans);
     for (size_t k = 0; k < count; ++k) {
-      const Span span = spans[k] = span_of(plan_, batch_, first + k);
+      const Span& span = spans[k];
       float* stage = x_ready_ && y_ready_ ? nullptr
                      : work_.stage        ? work_.stage + (first + k) * length
                                           : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
@@ -651,8 +664,8 @@ class BackwardCall {
   }
 
   Runs kept(const Span& span) const {
-    return {const_cast<float*>(state_.x) + span.n * plan_.sample() + span.first,
-            span.samples > 1 ? plan_.sample() : plan_.length};
+    return {const_cast<float*>(state_.x) + span.n * state_.x_step + span.first,
+            span.samples > 1 ? state_.x_step : plan_.length};
   }
 
   Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
@@ -816,7 +829,7 @@ class BackwardCall {
     job.width = width;
     job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
     if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
-    job.x = {const_cast<float*>(state_.x) + first * plan_.sample() + c, plan_.sample()};
+    job.x = {const_cast<float*>(state_.x) + first * state_.x_step + c, state_.x_step};
     job.mean = state_.mean + c;
     job.r = state_.r + c;
     job.rest = state_.rest + c;
@@ -925,10 +938,10 @@ class BackwardCall {
   }
   // What row k reads; dz is in the stage, if there is one.
   void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
-    const size_t row = span.n * plan_.runs + span.first / plan_.length;
+    const size_t row = span.n * plan_.runs + (plan_.runs == 1 ? 0 : span.first / plan_.length);
     job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
     if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
-    job->x[k] = state_.x + row * plan_.length;
+    job->x[k] = state_.x + span.n * state_.x_step + span.first;
     job->standard[k] = standard_at(row);
   }
 
@@ -941,9 +954,10 @@ class BackwardCall {
     job.dgamma = dbeta ? dbeta + length : nullptr;
     job.stream = stream_;
     job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
+    if (!rows_.by_run) set_spans(plan_, row_at(block, first), count, spans);
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
-      spans[k] = span_of(plan_, batch_, row);
+      if (rows_.by_run) spans[k] = span_of(plan_, batch_, row);
       if (stages_) {
         stages[k] = work_.stage ? work_.stage + row * length
                                 : reinterpret_cast<float*>(scratch()) + kBlock + k * length;

@@ -367,8 +367,8 @@ RowCut cut_rows(int64_t rows, size_t plane_values) {
 
 // ---- creation ----
 
-BNNSFilter create(const Options& options, const View& input, const View& output, BNNSPoolingFunction function,
-                  const Geometry& geometry, const Bias& bias, const BNNSActivation& activation) {
+Pooling* create(const Options& options, const View& input, const View& output, BNNSPoolingFunction function,
+                const Geometry& geometry, const Bias& bias, const BNNSActivation& activation) {
   const bool inverse = function == BNNSPoolingFunctionUnMax;
   const View& image = inverse ? output : input;
   const View& windows = inverse ? input : output;
@@ -420,14 +420,50 @@ BNNSFilter create(const Options& options, const View& input, const View& output,
   if (!filter) {
     options.release(tables);
     options.release(copied_bias);
-    return nullptr;
   }
-  return publish(filter);
+  return filter;
 }
 
 size_t or_one(size_t n) { return n ? n : 1; }
 
 }  // namespace
+
+Pooling* make_pooling(const BNNSLayerParametersPooling& p, const Options& options) {
+  View input, output;
+  if (read_view(p.i_desc, Access::read, "input", &input) != 0 || check_image(input, "input") != 0 ||
+      read_view(p.o_desc, Access::write, "output", &output) != 0 || check_image(output, "output") != 0)
+    return nullptr;
+  if (p.pooling_function > BNNSPoolingFunctionL2Norm) {
+    fail("pooling: expected a function from 0 to 4; got %u", static_cast<unsigned>(p.pooling_function));
+    return nullptr;
+  }
+  Bias bias = {};
+  if (p.bias.data) {
+    View view;
+    size_t stride = 0, unused;
+    if (read_view(p.bias, Access::read, "bias", &view) != 0 ||
+        check_per_channel(view, input.extent[2], "bias", &stride) != 0 ||
+        read_batch(view, view.data, 1, 0, Access::read, "bias", &unused) != 0)
+      return nullptr;
+    if (!is_float_type(view.type)) {
+      fail("bias: expected float32, float16 or bfloat16; got %s", name_of(view.type));
+      return nullptr;
+    }
+    bias = {view.data, view.type, stride, 1.0f, 0.0f, nullptr};
+  }
+  const bool symmetric = p.x_padding != 0 || p.y_padding != 0;
+  const Geometry geometry = {p.k_width,
+                             p.k_height,
+                             or_one(p.x_stride),
+                             or_one(p.y_stride),
+                             or_one(p.x_dilation_stride),
+                             or_one(p.y_dilation_stride),
+                             symmetric ? p.x_padding : p.pad[0],
+                             symmetric ? p.x_padding : p.pad[1],
+                             symmetric ? p.y_padding : p.pad[2],
+                             symmetric ? p.y_padding : p.pad[3]};
+  return create(options, input, output, p.pooling_function, geometry, bias, p.activation);
+}
 
 float bias_of(const Plan& plan, size_t channel) {
   const Bias& bias = plan.bias;
@@ -723,43 +759,10 @@ BNNSFilter BNNSFilterCreateLayerPooling(const BNNSLayerParametersPooling* layer_
     fail("layer_params: expected parameters; got NULL");
     return nullptr;
   }
-  const BNNSLayerParametersPooling& p = *layer_params;
   Options options;
-  View input, output;
-  if (Options::read(filter_params, &options) != 0 || read_view(p.i_desc, Access::read, "input", &input) != 0 ||
-      check_image(input, "input") != 0 || read_view(p.o_desc, Access::write, "output", &output) != 0 ||
-      check_image(output, "output") != 0)
-    return nullptr;
-  if (p.pooling_function > BNNSPoolingFunctionL2Norm) {
-    fail("pooling: expected a function from 0 to 4; got %u", static_cast<unsigned>(p.pooling_function));
-    return nullptr;
-  }
-  Bias bias = {};
-  if (p.bias.data) {
-    View view;
-    size_t stride = 0, unused;
-    if (read_view(p.bias, Access::read, "bias", &view) != 0 ||
-        check_per_channel(view, input.extent[2], "bias", &stride) != 0 ||
-        read_batch(view, view.data, 1, 0, Access::read, "bias", &unused) != 0)
-      return nullptr;
-    if (!is_float_type(view.type)) {
-      fail("bias: expected float32, float16 or bfloat16; got %s", name_of(view.type));
-      return nullptr;
-    }
-    bias = {view.data, view.type, stride, 1.0f, 0.0f, nullptr};
-  }
-  const bool symmetric = p.x_padding != 0 || p.y_padding != 0;
-  const Geometry geometry = {p.k_width,
-                             p.k_height,
-                             or_one(p.x_stride),
-                             or_one(p.y_stride),
-                             or_one(p.x_dilation_stride),
-                             or_one(p.y_dilation_stride),
-                             symmetric ? p.x_padding : p.pad[0],
-                             symmetric ? p.x_padding : p.pad[1],
-                             symmetric ? p.y_padding : p.pad[2],
-                             symmetric ? p.y_padding : p.pad[3]};
-  return create(options, input, output, p.pooling_function, geometry, bias, p.activation);
+  if (Options::read(filter_params, &options) != 0) return nullptr;
+  Pooling* filter = make_pooling(*layer_params, options);
+  return filter ? publish(filter) : nullptr;
 }
 
 int BNNSPoolingFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
@@ -857,6 +860,7 @@ BNNSFilter BNNSFilterCreatePoolingLayer(const BNNSImageStackDescriptor* in_desc,
   }
   const Geometry geometry = {p.k_width, p.k_height, or_one(p.x_stride), or_one(p.y_stride), 1, 1,
                              p.x_padding, p.x_padding, p.y_padding, p.y_padding};
-  return create(options, views[0], views[1], p.pooling_function, geometry, bias, p.activation);
+  Pooling* filter = create(options, views[0], views[1], p.pooling_function, geometry, bias, p.activation);
+  return filter ? publish(filter) : nullptr;
 }
 }

@@ -230,6 +230,7 @@ class Pooling final : public Filter {
                              size_t indices_stride);
 
   const Plan& plan() const { return plan_; }
+  const View& output() const { return output_; }
 
   const Kernels* kernels;  // the plan's choice; tests put others here
 
@@ -246,5 +247,8 @@ class Pooling final : public Filter {
   void* tables_;       // one block with all arrays of the plan; NULL: none
   void* copied_bias_;  // NULL: none
 };
+
+// A filter made by options.make that is not published; NULL with a sentence.
+Pooling* make_pooling(const BNNSLayerParametersPooling& parameters, const Options& options);
 
 }  // namespace obn::pooling

@@ -19,6 +19,14 @@ constexpr size_t kTileRows = 6;  // 12 of 16
 constexpr size_t kTileRows = 8;  // ARM: 16 of 32
 #endif
 constexpr size_t kTileVectors = 2;
+
+// Lines of c are fetched before the multiplications, or beside them, a row per step of k, where those leave slots for
+// it: at the start they would hold up everything.
+#if defined(__AVX512F__)
+constexpr bool kFetchesBeside = true;
+#else
+constexpr bool kFetchesBeside = false;
+#endif
 constexpr size_t kTileColumns = kTileVectors * kLanes;
 
 // One tile's operands. Strides count floats.
@@ -76,13 +84,19 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) {
       sum[i][v] = F{};
-      __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
+      if constexpr (!kFetchesBeside) __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
     }
   }
   const float* a = t.a;
   const auto* b = reinterpret_cast<const typename Step::Stored*>(t.b);
   const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
+  [[maybe_unused]] const float* c_ahead = t.c;
   for (size_t p = 0; p < t.k; ++p) {
+    if constexpr (kFetchesBeside) {
+#pragma GCC unroll 2
+      for (size_t v = 0; v < kVectors; ++v) __builtin_prefetch(c_ahead + v * kLanes, 1);
+      c_ahead += p + 1 < kRows ? t.c_row : 0;
+    }
     F w[kVectors];
     if constexpr (kSplit) Step::get_split(b, &w[0], &w[1]);
 #pragma GCC unroll 2
