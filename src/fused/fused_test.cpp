@@ -1414,39 +1414,26 @@ TEST(fused_sums_work_in_place) {
   check_in_place(s);
 }
 
-namespace {
-
-size_t taken = 0, given = 0;
-int count_alloc(void** block, size_t alignment, size_t bytes) {
-  ++taken;
-  return ::posix_memalign(block, alignment, bytes);
-}
-void count_free(void* block) {
-  ++given;
-  std::free(block);
-}
-
-}  // namespace
-
 TEST(fused_memory_comes_from_the_caller_and_goes_back) {
+  using ::obn::test::Memory;
   std::vector<Setup> setups(std::size(kFirsts));
   for (size_t k = 0; k < setups.size(); ++k) setups[k].first = kFirsts[k];
   setups.push_back(narrow_setup());
   for (const Setup& s : setups) {
     Pair pair(s, 6);
-    pair.options.alloc_memory = count_alloc;
-    pair.options.free_memory = count_free;
-    taken = given = 0;
+    const BNNSFilterParameters counted = Memory::start();
+    pair.options.alloc_memory = counted.alloc_memory;
+    pair.options.free_memory = counted.free_memory;
     if (!pair.make_fused()) continue;
     CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s", obn_last_error());
-    CHECK(taken > 0, "memory of the filter comes from the caller");
-    const size_t before = taken;
+    CHECK(Memory::taken > 0, "memory of the filter comes from the caller");
+    const size_t before = Memory::taken;
     for (size_t round = 0; round < 3; ++round)
       CHECK(pair.apply() == 0 && pair.apply_backward() == 0, "%s", obn_last_error());
-    CHECK(taken == before, "warm calls took %zu blocks", taken - before);
+    CHECK(Memory::taken == before, "warm calls took %zu blocks", Memory::taken - before);
     BNNSFilterDestroy(pair.fused);
     pair.fused = nullptr;
-    CHECK(taken == given, "%zu blocks taken, %zu given back", taken, given);
+    CHECK(Memory::taken == Memory::returned, "%zu blocks taken, %zu given back", Memory::taken, Memory::returned);
     CHECK(pair.make_fused() && obn_filter_kept_bytes(pair.fused, s.n) > 0 && obn_filter_work_bytes(pair.fused, s.n) > 0,
           "%s", obn_last_error());
   }

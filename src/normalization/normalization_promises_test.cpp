@@ -263,43 +263,27 @@ TEST(normalization_input_gradient_may_take_the_place_of_grad_output) {
   }
 }
 
-namespace {
-
-size_t blocks_got = 0, blocks_released = 0;
-int count_alloc(void** block, size_t alignment, size_t bytes) {
-  ++blocks_got;
-  return posix_memalign(block, alignment, bytes);
-}
-void count_free(void* block) {
-  ++blocks_released;
-  std::free(block);
-}
-
-}  // namespace
-
 TEST(normalization_memory_comes_from_the_caller_and_goes_back) {
+  using ::obn::test::Memory;
   Setup s;
   s.n = 4;
   Random random{9};
   Layer layer(s, random);
-  BNNSFilterParameters options = {};
-  options.alloc_memory = count_alloc;
-  options.free_memory = count_free;
+  const BNNSFilterParameters options = Memory::start();
   BNNSLayerParametersNormalization p = layer.parameters();
-  blocks_got = blocks_released = 0;
   BNNSFilter filter = BNNSFilterCreateLayerNormalization(s.type, &p, &options);
-  CHECK(filter && blocks_got == 3, "%zu blocks", blocks_got);
+  CHECK(filter && Memory::taken == 3, "%zu blocks", Memory::taken);
   std::swap(filter, layer.filter);
-  CHECK(layer.apply(false) == 0 && blocks_got == 3, "inference took memory");
-  CHECK(layer.apply() == 0 && blocks_got == 4, "the state is one block");
-  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && blocks_got == 4, "a warm call took memory");
+  CHECK(layer.apply(false) == 0 && Memory::taken == 3, "inference took memory");
+  CHECK(layer.apply() == 0 && Memory::taken == 4, "the state is one block");
+  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && Memory::taken == 4, "a warm call took memory");
   layer.s.n = 2;
-  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && blocks_got == 4, "a smaller batch took memory");
+  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && Memory::taken == 4, "a smaller batch took memory");
   std::swap(filter, layer.filter);
   BNNSFilterDestroy(filter);
-  CHECK(blocks_released == 4, "%zu released", blocks_released);
+  CHECK(Memory::returned == 4, "%zu released", Memory::returned);
   p.beta_desc.size[0] = 19;
-  CHECK(!BNNSFilterCreateLayerNormalization(s.type, &p, &options) && blocks_got == blocks_released,
+  CHECK(!BNNSFilterCreateLayerNormalization(s.type, &p, &options) && Memory::taken == Memory::returned,
         "failed creation keeps memory");
 }
 
@@ -416,21 +400,21 @@ TEST(normalization_borrowing_is_refused_where_it_cannot_be) {
 }
 
 TEST(normalization_borrowing_takes_no_memory_when_warm) {
+  using ::obn::test::Memory;
   Setup s;
   s.n = 4;
   s.h = s.w = 9;
   Random random{74};
   Layer layer(s, random);
-  BNNSFilterParameters options = {};
-  options.alloc_memory = count_alloc;
-  options.free_memory = count_free;
+  const BNNSFilterParameters options = Memory::start();
   BNNSLayerParametersNormalization p = layer.parameters();
   BNNSFilter filter = BNNSFilterCreateLayerNormalization(s.type, &p, &options);
   CHECK(filter && obn_filter_set_borrow_input(filter, 1) == 0, "%s", obn_last_error());
   std::swap(filter, layer.filter);
   CHECK(layer.apply() == 0 && layer.apply_backward() == 0, "%s", obn_last_error());
-  blocks_got = 0;
-  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && blocks_got == 0, "%zu blocks", blocks_got);
+  const size_t before = Memory::taken;
+  CHECK(layer.apply() == 0 && layer.apply_backward() == 0 && Memory::taken == before, "%zu blocks",
+        Memory::taken - before);
   std::swap(filter, layer.filter);
   BNNSFilterDestroy(filter);
 }
