@@ -7,7 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 from cases.activation import CASES, ActivationCase
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 # Vector operations per value of the cheapest float32 kernel we know; README.md, "Floors".
 EXP = 11  # product with log2 e, rounding, 2 steps of range reduction, 6 of the polynomial, scaling
@@ -51,7 +61,7 @@ def _entry(case: ActivationCase, run: Run) -> Entry:
 
 
 def _contenders(case: ActivationCase, run: Run) -> list[Contender]:
-    x, dy = case.input(), case.output_gradient()
+    x, dy = at_lines(case.input(), case.output_gradient())
     found = [_ours(case, x, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.activation(case, x, dy, run.compiled)
@@ -61,7 +71,7 @@ def _contenders(case: ActivationCase, run: Run) -> list[Contender]:
 def _ours(case: ActivationCase, x: np.ndarray, dy: np.ndarray, threads: int) -> Contender:
     """Both x and y are at hand, as in training; the layer reads the one it prefers."""
     layer = case.layer(num_threads=threads)
-    y, dx = np.empty_like(x), np.empty_like(x)
+    y, dx = empty_like(x), empty_like(x)
 
     def forward():
         layer.apply(x, out=y)

@@ -8,7 +8,17 @@ import numpy as np
 from cases.arithmetic import ArithmeticCase
 from cases.matmul import MatmulCase
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 _SAMPLE = (64, 56, 56)  # 32 of them are 25.7 MB
 _SECOND = {
@@ -45,7 +55,7 @@ def _entry(case: ArithmeticCase, run: Run) -> Entry:
 
 
 def _contenders(case: ArithmeticCase, run: Run) -> list[Contender]:
-    (a, b), dy = case.inputs(), case.output_gradient()
+    a, b, dy = at_lines(*case.inputs(), case.output_gradient())
     found = [ours_of_two(case, a, b, dy, run.threads)]
     whole = b if b.ndim == a.ndim else b[None]
     for peer in run.peers.values():
@@ -58,7 +68,7 @@ def ours_of_two(
 ) -> Contender:
     """Our layer of two inputs, with arrays for its result and both gradients."""
     layer = case.layer(num_threads=threads)
-    y, da, db = np.empty_like(dy), np.empty_like(a), np.empty_like(b)
+    y, da, db = empty_like(dy), empty_like(a), empty_like(b)
 
     def forward():
         layer.apply(a, b, out=y)

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 import numpy as np
 from cases.attention import AttentionCase, by_name
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 CASES = [
     AttentionCase(8, 128, 128, 8, 64),
@@ -49,7 +59,7 @@ def _entry(case: AttentionCase, run: Run) -> Entry:
 
 
 def _contenders(case: AttentionCase, run: Run) -> list[Contender]:
-    p, dy = case.parameters(), case.output_gradient()
+    p, (dy,) = case.parameters(), at_lines(case.output_gradient())
     found = [_ours(case, p, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.attention(case, p, dy, run.compiled)
@@ -57,7 +67,7 @@ def _contenders(case: AttentionCase, run: Run) -> list[Contender]:
 
 
 def _ours(case: AttentionCase, p, dy: np.ndarray, threads: int) -> Contender:
-    layer, y = case.layer(p, threads), np.empty_like(dy)
+    layer, y = case.layer(p, threads), empty_like(dy)
     _, cache = layer.apply(p.q, p.k, p.v, cache=True)
     first = by_name(layer.apply_backward(p.q, p.k, p.v, dy, cache=cache))
     targets = {name: first[name] for name in GRADIENTS}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from cases.convolution import CASES, ConvolutionCase
 
-from benchmarks.harness import OURS, Entry, Row, Run, Trainer, race_entries
+from benchmarks.harness import OURS, Entry, Row, Run, Trainer, at_lines, empty_like, race_entries
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -25,7 +25,7 @@ def _entry(case: ConvolutionCase, run: Run) -> Entry:
 
 
 def _trainers(case: ConvolutionCase, run: Run) -> list[Trainer]:
-    x, w, dy = case.input(), case.weights(), case.output_gradient()
+    x, w, dy = at_lines(case.input(), case.weights(), case.output_gradient())
     found = [ours(OURS, case, x, w, dy, run.threads)]
     if case.may_use_winograd:
         plain = replace(case, winograd=False)
@@ -35,12 +35,10 @@ def _trainers(case: ConvolutionCase, run: Run) -> list[Trainer]:
     return found
 
 
-def ours(
-    name: str, case, x: np.ndarray, w: np.ndarray, dy: np.ndarray, threads: int
-) -> Trainer:
+def ours(name: str, case, x: np.ndarray, w: np.ndarray, dy: np.ndarray, threads: int) -> Trainer:
     """A convolution or fully connected case through its Python layer."""
     layer = case.layer(num_threads=threads, weights=w)
-    y, dx, dw = np.empty_like(dy), np.empty_like(x), np.empty_like(w)
+    y, dx, dw = empty_like(dy), empty_like(x), empty_like(w)
 
     def forward():
         layer.apply(x, out=y)

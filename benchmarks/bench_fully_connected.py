@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from cases.fully_connected import CASES, FullyConnectedCase
 
 from benchmarks.bench_convolution import ours
-from benchmarks.harness import OURS, Entry, Row, Run, Trainer, race_entries
+from benchmarks.harness import OURS, Entry, Row, Run, Trainer, at_lines, race_entries
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -23,7 +23,7 @@ def _entry(case: FullyConnectedCase, run: Run) -> Entry:
 
 
 def _trainers(case: FullyConnectedCase, run: Run) -> list[Trainer]:
-    x, w, dy = case.input(), case.weights(), case.output_gradient()
+    x, w, dy = at_lines(case.input(), case.weights(), case.output_gradient())
     found = [ours(OURS, case, x, w, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.fully_connected(case, x, w, dy, run.compiled)

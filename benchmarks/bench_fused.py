@@ -7,13 +7,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import openbnns
 from cases.arithmetic import ArithmeticCase
 from cases.convolution import ConvolutionCase
 from cases.fully_connected import FullyConnectedCase
 from cases.fused import FusedCase
 
 from benchmarks.bench_normalization import away_from_kinks, works
-from benchmarks.harness import OURS, SEPARATE, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    SEPARATE,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 
 def _convolution(image, outputs, side=3, groups=1):
@@ -67,7 +79,7 @@ def _name(case: FusedCase) -> str:
 
 
 def _contenders(case: FusedCase, run: Run) -> list[Contender]:
-    inputs, w, dy = case.inputs(), case.weights(), case.output_gradient()
+    *inputs, w, dy = at_lines(*case.inputs(), case.weights(), case.output_gradient())
     if case.activation == "rectified_linear":
         z = case.layer(weights=w, activation="identity").apply(*inputs, training=True)
         dy = away_from_kinks(z, dy)
@@ -83,9 +95,9 @@ def _contenders(case: FusedCase, run: Run) -> list[Contender]:
 
 def _targets(case: FusedCase, inputs: list[np.ndarray], w: np.ndarray | None):
     """Arrays for the gradients of inputs, weights, gamma and beta."""
-    dw = None if w is None else np.empty_like(w)
-    dgamma, dbeta = (np.empty(case.norm.parameter_shape, np.float32) for _ in range(2))
-    return [np.empty_like(x) for x in inputs], dw, dgamma, dbeta
+    dw = None if w is None else empty_like(w)
+    dgamma, dbeta = (openbnns.empty(case.norm.parameter_shape) for _ in range(2))
+    return [empty_like(x) for x in inputs], dw, dgamma, dbeta
 
 
 def _bytes_read(case: FusedCase, inputs: list[np.ndarray], y: np.ndarray) -> int:
@@ -99,7 +111,7 @@ def _ours(
     threads: int,
 ) -> Contender:  # fmt: skip
     layer = case.layer(num_threads=threads, weights=w)
-    y = np.empty_like(dy)
+    y = empty_like(dy)
     dx, dw, dgamma, dbeta = _targets(case, inputs, w)
     targets = (dw, None, dbeta, dgamma) if case.is_weighted else (dbeta, dgamma)
 
@@ -127,7 +139,7 @@ def _separate(
     more."""
     weights = {"weights": w} if case.is_weighted else {}
     first, norm = case.first.layer(threads, **weights), case.norm.layer(threads)
-    z, y = np.empty_like(dy), np.empty_like(dy)
+    z, y = empty_like(dy), empty_like(dy)
     dx, dw, dgamma, dbeta = _targets(case, inputs, w)
 
     def forward():

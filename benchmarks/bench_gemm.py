@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator
 
 import numpy as np
+import openbnns
 from cases import dtype_of, has_bfloat16
 from cases.fully_connected import FullyConnectedCase
 
-from benchmarks.harness import OURS, Entry, Row, Run, Trainer, Work, race_entries
+from benchmarks.harness import OURS, Entry, Row, Run, Trainer, Work, at_lines, race_entries
 
 _SIZES = (
     (1024, 1024, 1024),
@@ -59,11 +60,9 @@ def _rough_entry(case: FullyConnectedCase, kind: str, run: Run) -> Entry:
 
 
 def _rough_trainers(case: FullyConnectedCase, kind: str, threads: int) -> list[Trainer]:
-    import openbnns
-
     half = dtype_of("bfloat16" if kind == "medium" else kind)
-    x, w = case.input().astype(half), case.weights().astype(half)
-    widened = x.astype(np.float32), w.astype(np.float32)
+    x, w = at_lines(case.input().astype(half), case.weights().astype(half))
+    widened = at_lines(x.astype(np.float32), w.astype(np.float32))
     found = []
     for name in (OURS, "openbnns float32"):
         is_rough = name == OURS
@@ -79,7 +78,7 @@ def _rough_trainers(case: FullyConnectedCase, kind: str, threads: int) -> list[T
 
 
 def _trainer(name: str, layer, x: np.ndarray, case: FullyConnectedCase) -> Trainer:
-    y = np.empty(case.output_shape, np.float32)
+    y = openbnns.empty(case.output_shape)
     return Trainer(
         name, lambda: layer.apply(x, out=y), None, None, lambda: (layer.apply(x, out=y),)
     )
@@ -92,7 +91,7 @@ def _entry(case: FullyConnectedCase, run: Run) -> Entry:
 
 
 def _trainers(case: FullyConnectedCase, run: Run) -> list[Trainer]:
-    x, w = case.input(), case.weights()
+    x, w = at_lines(case.input(), case.weights())
     found = [_ours(case, x, w, run.threads)]
     for peer in run.peers.values():
         found += peer.gemm(case, x, w, run.compiled)

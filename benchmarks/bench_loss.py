@@ -8,7 +8,17 @@ import numpy as np
 from cases.loss import CASES, HUGE, LossCase
 
 from benchmarks.bench_activation import EXP
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 # Vector operations per value of the cheapest float32 kernel we know; README.md, "Floors".
 LOG1P = 9  # a polynomial of log(1 + t) for t up to 1
@@ -49,7 +59,7 @@ def _entry(case: LossCase, run: Run) -> Entry:
 
 
 def _contenders(case: LossCase, run: Run) -> list[Contender]:
-    x, labels = case.input(), case.label_values()
+    x, labels = at_lines(case.input(), case.label_values())
     found = [_ours(case, x, labels, run.threads)]
     for peer in run.peers.values():
         found += peer.loss(case, x, labels, run.compiled)
@@ -58,7 +68,7 @@ def _contenders(case: LossCase, run: Run) -> list[Contender]:
 
 def _ours(case: LossCase, x: np.ndarray, labels: np.ndarray, threads: int) -> Contender:
     layer = case.layer(num_threads=threads)
-    y, dx = np.empty((), np.float32), np.empty_like(x)
+    y, dx = np.empty((), np.float32), empty_like(x)
 
     def forward():
         layer.apply(x, labels, out=y)

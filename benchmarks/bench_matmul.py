@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import openbnns
 from cases import has_bfloat16
 from cases.matmul import LARGE, MatmulCase
 
 from benchmarks.bench_arithmetic import ours_of_two
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, at_lines, race_entries
 
 CASES = [
     *LARGE,  # 64 times 128x64 · 64x128, and 8 times 512x512 · 512x512
@@ -44,14 +45,14 @@ def _rough_entry(case: MatmulCase, run: Run) -> Entry:
 
 
 def _rough_contenders(case: MatmulCase, threads: int) -> list[Contender]:
-    halves = case.inputs()
-    widened = [array.astype(np.float32) for array in halves]
+    halves = at_lines(*case.inputs())
+    widened = at_lines(*(array.astype(np.float32) for array in halves))
     found = []
     for name, one, given in (
         (OURS, case, halves),
         ("openbnns float32", replace(case, dtype="float32"), widened),
     ):
-        layer, y = one.layer(num_threads=threads), np.empty(case.full_output, np.float32)
+        layer, y = one.layer(num_threads=threads), openbnns.empty(case.full_output)
 
         def forward(layer=layer, given=given, y=y):
             layer.apply(*given, out=y)
@@ -70,7 +71,7 @@ def _entry(case: MatmulCase, run: Run) -> Entry:
 
 
 def _contenders(case: MatmulCase, run: Run) -> list[Contender]:
-    (a, b), dy = case.inputs(), case.output_gradient()
+    a, b, dy = at_lines(*case.inputs(), case.output_gradient())
     found = [ours_of_two(case, a, b, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.matmul(case, a, b, dy, run.compiled)

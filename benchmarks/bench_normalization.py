@@ -9,9 +9,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import openbnns
 from cases.normalization import NormalizationCase
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 CASES = [
     NormalizationCase(
@@ -47,7 +58,7 @@ def _entry(case: NormalizationCase, borrows: bool, run: Run) -> Entry:
 
 
 def _contenders(case: NormalizationCase, borrows: bool, run: Run) -> list[Contender]:
-    x, dy = case.input(), case.output_gradient()
+    x, dy = at_lines(case.input(), case.output_gradient())
     if case.activation == "rectified_linear":
         parameters = {"gamma": case.gamma_values(), "beta": case.beta_values()}
         straight = replace(case, activation="identity").layer(**parameters)
@@ -61,15 +72,15 @@ def _contenders(case: NormalizationCase, borrows: bool, run: Run) -> list[Conten
 def away_from_kinks(z: np.ndarray, dy: np.ndarray) -> np.ndarray:
     """dy without those values where rounding decides whether ReLU of z lets them pass: there the
     contenders may differ without being wrong."""
-    return np.where(np.abs(z) > 1e-4, dy, np.float32(0))
+    return at_lines(np.where(np.abs(z) > 1e-4, dy, np.float32(0)))[0]
 
 
 def _ours(
     case: NormalizationCase, borrows: bool, x: np.ndarray, dy: np.ndarray, threads: int
 ) -> Contender:
     layer = case.layer(num_threads=threads, borrow_input=borrows)
-    y, dx = np.empty_like(dy), np.empty_like(x)
-    dgamma, dbeta = (np.empty(case.parameter_shape, np.float32) for _ in range(2))
+    y, dx = empty_like(dy), empty_like(x)
+    dgamma, dbeta = (openbnns.empty(case.parameter_shape) for _ in range(2))
 
     def forward():
         layer.apply(x, training=True, out=y)

@@ -6,9 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import openbnns
 from cases.pooling import CASES, PoolingCase
 
-from benchmarks.harness import OURS, Contender, Entry, Row, Run, Work, race_entries
+from benchmarks.harness import (
+    OURS,
+    Contender,
+    Entry,
+    Row,
+    Run,
+    Work,
+    at_lines,
+    empty_like,
+    race_entries,
+)
 
 # Beside the large cases of the list: one that fits into a cache, and one image alone.
 _SMALL = PoolingCase("max", (8, 16, 14, 14))
@@ -42,7 +53,7 @@ def _entry(case: PoolingCase, run: Run) -> Entry:
 
 
 def _contenders(case: PoolingCase, run: Run) -> list[Contender]:
-    x, dy = case.input(), case.output_gradient()
+    x, dy = at_lines(case.input(), case.output_gradient())
     found = [_ours(case, x, dy, run.threads)]
     for peer in run.peers.values():
         found += peer.pooling(case, x, dy, run.compiled)
@@ -51,8 +62,8 @@ def _contenders(case: PoolingCase, run: Run) -> list[Contender]:
 
 def _ours(case: PoolingCase, x: np.ndarray, dy: np.ndarray, threads: int) -> Contender:
     layer = case.layer(num_threads=threads)
-    y, dx = np.empty_like(dy), np.empty_like(x)
-    indices = np.empty(case.pooled, case.index_dtype) if case.function == "max" else None
+    y, dx = empty_like(dy), empty_like(x)
+    indices = openbnns.empty(case.pooled, case.index_dtype) if case.function == "max" else None
 
     def forward():
         layer.apply(x, out=y, indices=indices)

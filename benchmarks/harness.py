@@ -19,6 +19,7 @@ from timeit import Timer
 from types import ModuleType
 
 import numpy as np
+import openbnns
 from openbnns import bench
 from openbnns.bench import Timing
 
@@ -31,6 +32,26 @@ OURS = "ours"
 SEPARATE = "separate"  # our own layers one after the other, beside a fused one
 
 Step = Callable[[], object]
+
+
+def at_lines(*arrays: np.ndarray | None) -> list:
+    """Copies of packed arrays that begin at a cache line, as the peers' own memory does."""
+    return [
+        array if array is None or not array.flags.c_contiguous else _copy(array) for array in arrays
+    ]
+
+
+def _copy(array: np.ndarray) -> np.ndarray:
+    found = empty_like(array)
+    found[...] = array
+    return found
+
+
+def empty_like(array: np.ndarray) -> np.ndarray:
+    """An array of the same shape and type, at a cache line if `array` is packed."""
+    if not array.flags.c_contiguous:
+        return np.empty_like(array)
+    return openbnns.empty(array.shape, array.dtype)
 
 
 @dataclass(frozen=True)
