@@ -398,7 +398,10 @@ size_t Normalized<First>::work_bytes(size_t batch) const {
   room.values(first_.output(), batch);
   if (takes_moments(second_.plan)) room.take_many<normalization::RunMoments>(batch, second_.plan.runs);
   room.take(std::max({first, second, size_t{1}}));
-  return room.used();
+  Room by_channels;  // no array between the layers, but memory of both at a time
+  by_channels.take(std::max(second, size_t{1}));
+  by_channels.take(first);
+  return std::max(room.used(), by_channels.used());
 }
 
 // ---- with a quantization ----

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/test.h"
@@ -1436,6 +1437,38 @@ TEST(fused_memory_comes_from_the_caller_and_goes_back) {
     CHECK(Memory::taken == Memory::returned, "%zu blocks taken, %zu given back", Memory::taken, Memory::returned);
     CHECK(pair.make_fused() && obn_filter_kept_bytes(pair.fused, s.n) > 0 && obn_filter_work_bytes(pair.fused, s.n) > 0,
           "%s", obn_last_error());
+  }
+}
+
+// Layers that put memory of their own behind it rely on that.
+TEST(fused_asks_for_no_more_than_it_says) {
+  const auto check = [](const Setup& s) {
+    std::thread([&] {  // whose workspace begins with nothing
+      Pair pair(s, 4);
+      if (!pair.make_fused()) return;
+      const std::byte* block = workspace(obn_filter_work_bytes(pair.fused, s.n));
+      CHECK(pair.apply() == 0 && pair.apply_backward() == 0 && pair.apply(false) == 0, "%s", obn_last_error());
+      CHECK(workspace(1) == block, "%s: more than %zu bytes", s.text().c_str(),
+            obn_filter_work_bytes(pair.fused, s.n));
+    }).join();
+  };
+  for (First first : kFirsts) {
+    for (BNNSFilterType norm : kNorms) {
+      Setup s;
+      s.first = first;
+      s.norm = norm;
+      s.c = s.o;  // two groups
+      check(s);
+    }
+  }
+  for (size_t n : {1, 3, 40}) {
+    for (size_t size : {1, 2, 3, 9, 30}) {  // depthwise: sums of weights may be more than the image
+      Setup s;
+      s.n = n;
+      s.c = s.o = s.groups = 24;
+      s.h = s.w = size;
+      check(s);
+    }
   }
 }
 
