@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from timeit import Timer
 from types import ModuleType
@@ -139,6 +139,7 @@ class Work:
     read: int
     written: int
     operations: int
+    calls: tuple["Work", ...] = ()  # of which each needs the results of the one before
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -168,7 +169,7 @@ class Entry:
         contenders: Callable[[], list[Contender]], results: tuple[str, ...] = ("y", "dx"),
     ) -> "Entry":  # fmt: skip
         """Of a layer whose gradients all come from one call."""
-        works = (forward, backward, forward + backward)
+        works = (forward, backward, replace(forward + backward, calls=(forward, backward)))
         return cls(name, dict(zip(PHASES, works, strict=True)), contenders, results)
 
     @classmethod
@@ -317,7 +318,8 @@ def floors_of(work: Work, limits: Ceilings | None) -> tuple[float | None, float 
     """Seconds below which nobody gets: for the bytes, and for the operations."""
     if limits is None:
         return None, None
-    return min(limits.sweeps[work.sweep].values()), work.operations / limits.fma
+    bytes_of = [min(limits.sweeps[part.sweep].values()) for part in (work, *work.calls)]
+    return max(bytes_of[0], sum(bytes_of[1:])), work.operations / limits.fma
 
 
 # ---- native helpers ----
