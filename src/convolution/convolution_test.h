@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "base/test.h"
+#include "base/test_array.h"
 #include "convolution/convolution.h"
 #include "convolution/convolution_filter.h"
 #include "openbnns/openbnns.h"
@@ -28,89 +27,18 @@ struct Random : ::obn::test::Random {
 
 // ---- arrays ----
 
-// Any descriptor with memory of its own, filled with a pattern that nobody may touch between the values. Values are
-// numbered by their logical place, fastest first.
-struct Array {
-  BNNSNDArrayDescriptor descriptor = {};
-  size_t batch = 1;
-  size_t batch_stride = 0;
-  std::vector<std::byte> bytes;
-  size_t shift = 0;  // values between the start of the memory and the first value: unaligned arrays
-
-  Array() = default;
-  Array(const Array& other) { *this = other; }
-  Array& operator=(const Array& other) {
-    descriptor = other.descriptor;
-    batch = other.batch;
-    batch_stride = other.batch_stride;
-    bytes = other.bytes;
-    shift = other.shift;
-    place();
-    return *this;
-  }
-  void allocate(size_t values) {
-    bytes.assign((values + shift) * bytes_of(descriptor.data_type), std::byte{0x3c});
-    place();
-  }
-  void place() {
-    descriptor.data = bytes.empty() ? nullptr : bytes.data() + shift * bytes_of(descriptor.data_type);
-  }
-  void* data() { return descriptor.data; }
-
-  float get_at(size_t at) const {
-    const auto* p = static_cast<const std::byte*>(descriptor.data) + at * bytes_of(descriptor.data_type);
-    float value = 0.0f;
-    uint16_t half = 0;
-    switch (descriptor.data_type) {
-      case BNNSDataTypeFloat32: std::memcpy(&value, p, 4); return value;
-      case BNNSDataTypeFloat16: std::memcpy(&half, p, 2); return float_of_float16(half);
-      case BNNSDataTypeBFloat16: std::memcpy(&half, p, 2); return float_of_bfloat16(half);
-      case BNNSDataTypeInt8: return static_cast<float>(static_cast<int8_t>(*p));
-      default: return static_cast<float>(static_cast<uint8_t>(*p));
-    }
-  }
-  void set_at(size_t at, float value) {
-    auto* p = static_cast<std::byte*>(descriptor.data) + at * bytes_of(descriptor.data_type);
-    uint16_t half = 0;
-    switch (descriptor.data_type) {
-      case BNNSDataTypeFloat32: std::memcpy(p, &value, 4); return;
-      case BNNSDataTypeFloat16: half = float16_of_float(value); break;
-      case BNNSDataTypeBFloat16: half = bfloat16_of_float(value); break;
-      default: *p = static_cast<std::byte>(static_cast<int>(value)); return;
-    }
-    std::memcpy(p, &half, 2);
-  }
-};
-
-struct Image : Array {
+// No guard behind the values: sanitizers see what is read beyond them.
+struct Image : ::obn::test::PlacedArray {
   Image() = default;
   Image(BNNSDataType type, size_t n, size_t c, size_t h, size_t w, size_t step = 1, size_t row_gap = 0,
-        size_t plane_gap = 0, size_t sample_gap = 0, size_t first = 0) {
-    batch = n;
-    shift = first;
-    descriptor.layout = BNNSDataLayoutImageCHW;
-    descriptor.data_type = type;
-    const size_t size[] = {w, h, c}, stride[] = {step, step * w + row_gap, (step * w + row_gap) * h + plane_gap};
-    std::copy_n(size, 3, descriptor.size);
-    std::copy_n(stride, 3, descriptor.stride);
-    batch_stride = stride[2] * c + sample_gap;
-    allocate(batch_stride * n);
-  }
-  size_t count() const { return batch * descriptor.size[0] * descriptor.size[1] * descriptor.size[2]; }
-  size_t place_of(size_t i) const {
-    const size_t *size = descriptor.size, *stride = descriptor.stride;
-    return i % size[0] * stride[0] + i / size[0] % size[1] * stride[1] + i / (size[0] * size[1]) % size[2] * stride[2] +
-           i / (size[0] * size[1] * size[2]) * batch_stride;
-  }
-  float get(size_t i) const { return get_at(place_of(i)); }
-  void set(size_t i, float value) { set_at(place_of(i), value); }
-  void fill(Random& random) {
-    for (size_t i = 0; i < count(); ++i) set(i, random.value());
-  }
+        size_t plane_gap = 0, size_t sample_gap = 0, size_t first = 0)
+      : PlacedArray(
+            ::obn::test::spaced(type, BNNSDataLayoutImageCHW, {w, h, c}, {step - 1, row_gap, plane_gap}), n,
+            sample_gap, first, 0) {}
 };
 
 // W(kx, ky, i, o), numbered kx + kw·(ky + kh·(i + in·o)) whatever the layout.
-struct Weights : Array {
+struct Weights : ::obn::test::PlacedArray {
   size_t kw = 0, kh = 0, in = 0, out = 0, groups = 1;
 
   Weights() = default;
@@ -125,7 +53,8 @@ struct Weights : Array {
     const bool is_packed = layout == BNNSDataLayoutConvolutionWeightsOIHW_Pack32;
     const size_t plane = (kw + gap) * kh + gap, stride[] = {1, kw + gap, plane, plane * size[2]};
     if (gap) std::copy_n(stride, 4, descriptor.stride);
-    allocate(is_packed ? (out + 31) / 32 * 32 * in * kw * kh : stride[3] * size[3]);
+    allocate(is_packed ? (out + 31) / 32 * 32 * in * kw * kh : stride[3] * size[3], 0);
+    descriptor.data = data();
   }
   size_t count() const { return kw * kh * in * out; }
   size_t place_of(size_t k) const {
@@ -143,29 +72,17 @@ struct Weights : Array {
       default: return o % 32 + 32 * (kx + kw * (ky + kh * (i + in * (o / 32))));
     }
   }
-  float get(size_t k) const { return get_at(place_of(k)); }
-  void set(size_t k, float value) { set_at(place_of(k), value); }
+  double get(size_t k) const { return get_at(place_of(k)); }
+  void set(size_t k, double value) { set_at(place_of(k), value); }
   void fill(Random& random) {
     for (size_t k = 0; k < count(); ++k) set(k, random.value());
   }
 };
 
-struct Vector : Array {
+struct Vector : ::obn::test::PlacedArray {
   Vector() = default;
-  explicit Vector(size_t n, BNNSDataType type = BNNSDataTypeFloat32, size_t stride = 1) {
-    descriptor.layout = BNNSDataLayoutVector;
-    descriptor.data_type = type;
-    descriptor.size[0] = n;
-    descriptor.stride[0] = stride;
-    if (n) allocate(n * stride);
-  }
-  size_t count() const { return descriptor.size[0]; }
-  size_t place_of(size_t i) const { return i * descriptor.stride[0]; }
-  float get(size_t i) const { return get_at(place_of(i)); }
-  void set(size_t i, float value) { set_at(place_of(i), value); }
-  void fill(Random& random) {
-    for (size_t i = 0; i < count(); ++i) set(i, random.value());
-  }
+  explicit Vector(size_t n, BNNSDataType type = BNNSDataTypeFloat32, size_t stride = 1)
+      : PlacedArray(::obn::test::spaced(type, BNNSDataLayoutVector, {n}, {stride - 1}), 1, 0, 0, 0) {}
 };
 
 inline float rounding_of(BNNSDataType type) {

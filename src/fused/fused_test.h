@@ -8,86 +8,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/test.h"
-#include "base/types.h"
+#include "base/test_array.h"
 #include "fused/fused.h"
 #include "openbnns/bnns.h"
 #include "openbnns/openbnns.h"
 
 namespace obn::fused::test {
 
-// ---- numbers and arrays ----
-
-struct Random : ::obn::test::Random {
-  using ::obn::test::Random::Random;
-  double value() { return static_cast<double>(below(1 << 20)) / (1 << 19) - 1.0; }
-};
-
-// A batch with strides, and memory between the values that nobody may touch. gaps: values behind each value of axis 0,
-// behind each row, each plane, each sample; shift: values in front of all.
-struct Array {
-  BNNSNDArrayDescriptor descriptor = {};
-  size_t rank = 0, batch = 1, batch_stride = 0, shift = 0;
-  std::vector<std::byte> bytes;
-
-  Array() = default;
-  Array(BNNSDataType type, BNNSDataLayout layout, size_t n, std::vector<size_t> size, const size_t (&gaps)[5] = {},
-        size_t front = 0)
-      : rank(size.size()), batch(n), shift(front) {
-    descriptor.layout = layout;
-    descriptor.data_type = type;
-    size_t stride = 1 + gaps[0];
-    for (size_t k = 0; k < rank; ++k) {
-      descriptor.size[k] = size[k];
-      descriptor.stride[k] = stride;
-      stride = stride * size[k] + gaps[k + 1];
-    }
-    batch_stride = stride;
-    bytes.assign((shift + batch_stride * n) * bytes_of(type) + 8, std::byte{0x3c});
-  }
-  size_t sample() const {
-    size_t all = 1;
-    for (size_t k = 0; k < rank; ++k) all *= descriptor.size[k];
-    return all;
-  }
-  size_t count() const { return bytes.empty() ? 0 : batch * sample(); }
-  void* data() { return bytes.data() + shift * bytes_of(descriptor.data_type); }
-  size_t offset(size_t i) const {
-    size_t at = shift;
-    for (size_t k = 0; k < rank; ++k) {
-      at += i % descriptor.size[k] * descriptor.stride[k];
-      i /= descriptor.size[k];
-    }
-    return at + i * batch_stride;
-  }
-  activation::ref::Values values() const {
-    return {bytes.data(), descriptor.data_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
-  }
-  double get(size_t i) const {
-    double value;
-    activation::ref::get_reals(values(), offset(i), 1, 1, &value);
-    return value;
-  }
-  void set(size_t i, double value) { activation::ref::put_reals(values(), offset(i), 1, 1, &value); }
-  void fill(Random& random, double mean = 0.0, double scale = 1.0) {
-    for (size_t i = 0; i < count(); ++i) set(i, mean + scale * random.value());
-  }
-  void fill(std::initializer_list<double> numbers) {
-    size_t i = 0;
-    for (double number : numbers) set(i++, number);
-  }
-  std::vector<double> numbers() const {
-    std::vector<double> all(count());
-    for (size_t i = 0; i < all.size(); ++i) all[i] = get(i);
-    return all;
-  }
-  BNNSNDArrayDescriptor with_data(bool accumulate = false) {
-    BNNSNDArrayDescriptor d = descriptor;
-    d.flags = accumulate ? BNNSNDArrayFlagBackpropAccumulate : BNNSNDArrayFlagBackpropSet;
-    d.data = data();
-    return d;
-  }
-};
+using ::obn::test::Array;
+using ::obn::test::Random;
 
 // ---- one pair with its arrays ----
 

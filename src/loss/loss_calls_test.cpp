@@ -40,7 +40,7 @@ TEST(loss_any_call_matches_ref) {
     if (random.coin()) block.i_desc.stride[0] = random.between(1, 2);
     const double smooth = function <= BNNSLossFunctionSigmoidCrossEntropy && random.coin() ? 0.25 : 0.0;
     block.huber_delta = static_cast<float>(function == BNNSLossFunctionHuber ? 0.75 : smooth);
-    const Tensor shape(block.i_desc, 1, 0, block.i_desc.stride[0]);
+    const PlacedArray shape = tensor_of(block.i_desc, 1, 0, block.i_desc.stride[0]);
     const size_t n = shape.view.count, losses = keeps && per_value ? n : 1;  // of one sample, or in all
     if (keeps && per_value) {
       std::copy_n(block.i_desc.size, 8, block.o_desc.size);
@@ -51,10 +51,11 @@ TEST(loss_any_call_matches_ref) {
     CHECK(filter, "%s", obn_last_error());
 
     const size_t x_gap = random.below(3), results = keeps ? batch : 1;
-    Tensor x(block.i_desc, batch, x_gap, block.i_desc.stride[0]),
-        l(block.i_desc, batch, random.below(3), block.i_desc.stride[0]);
-    Tensor dx(block.i_desc, batch, random.below(3), random.between(1, 2));
-    Tensor y(block.o_desc, results, 0, 1), dy(block.o_desc, results, random.below(3), random.between(1, 2));
+    PlacedArray x = tensor_of(block.i_desc, batch, x_gap, block.i_desc.stride[0]);
+    PlacedArray l = tensor_of(block.i_desc, batch, random.below(3), block.i_desc.stride[0]);
+    PlacedArray dx = tensor_of(block.i_desc, batch, random.below(3), random.between(1, 2));
+    PlacedArray y = tensor_of(block.o_desc, results, 0, 1);
+    PlacedArray dy = tensor_of(block.o_desc, results, random.below(3), random.between(1, 2));
     const bool is_softmax = function == BNNSLossFunctionSoftmaxCrossEntropy;
     const bool classes = (is_softmax || function == BNNSLossFunctionCategoricalCrossEntropy) && random.below(3) == 0;
     const bool wide = random.coin();
@@ -68,9 +69,9 @@ TEST(loss_any_call_matches_ref) {
       narrow_classes[b * class_step] = static_cast<uint8_t>(c);
       for (size_t i = 0; i < n; ++i) {
         const double length = function == BNNSLossFunctionCosineDistance ? std::sqrt(static_cast<double>(n)) : 1.0;
-        x.put(b, i, input_of(function, random) / length);
-        l.put(b, i, label_of(function, random) / length);
-        dx.put(b, i, random.uniform(-1.0f, 1.0f));
+        x.set(b, i, input_of(function, random) / length);
+        l.set(b, i, label_of(function, random) / length);
+        dx.set(b, i, random.uniform(-1.0f, 1.0f));
         xd[b * n + i] = x.get(b, i);
         ld[b * n + i] = classes ? i == c : l.get(b, i);
         old[b * n + i] = dx.get(b, i);
@@ -78,7 +79,7 @@ TEST(loss_any_call_matches_ref) {
     }
     for (size_t b = 0; b < results; ++b) {
       for (size_t i = 0; i < losses; ++i) {
-        dy.put(b, i, random.uniform(-2.0f, 2.0f));
+        dy.set(b, i, random.uniform(-2.0f, 2.0f));
         dyd[b * losses + i] = dy.get(b, i);
       }
     }
@@ -95,18 +96,20 @@ TEST(loss_any_call_matches_ref) {
     const BNNSDataType number_type = wide ? BNNSDataTypeInt64 : BNNSDataTypeUInt8;
     int status;
     if (backward && classes) {
-      status =
-          obn_loss_apply_backward_classes(filter, batch, x.data(), x.step, &dx.descriptor, dx.step, numbers,
-                                          number_type, class_step, w.data(), weights_size, &dy.descriptor, dy.step);
+      status = obn_loss_apply_backward_classes(filter, batch, x.data(), x.batch_stride, &dx.descriptor, dx.batch_stride,
+                                               numbers, number_type, class_step, w.data(), weights_size,
+                                               &dy.descriptor, dy.batch_stride);
     } else if (backward) {
-      status = BNNSLossFilterApplyBackwardBatch(filter, batch, x.data(), x.step, &dx.descriptor, dx.step, l.data(),
-                                                l.step, w.data(), weights_size, &dy.descriptor, dy.step);
+      status = BNNSLossFilterApplyBackwardBatch(filter, batch, x.data(), x.batch_stride, &dx.descriptor,
+                                                dx.batch_stride, l.data(), l.batch_stride, w.data(), weights_size,
+                                                &dy.descriptor, dy.batch_stride);
     } else if (classes) {
-      status = obn_loss_apply_classes(filter, batch, x.data(), x.step, numbers, number_type, class_step, w.data(),
-                                      weights_size, y.data(), wants_dx ? &dx.descriptor : nullptr, dx.step);
+      status = obn_loss_apply_classes(filter, batch, x.data(), x.batch_stride, numbers, number_type, class_step,
+                                      w.data(), weights_size, y.data(), wants_dx ? &dx.descriptor : nullptr,
+                                      dx.batch_stride);
     } else {
-      status = BNNSLossFilterApplyBatch(filter, batch, x.data(), x.step, l.data(), l.step, w.data(), weights_size,
-                                        y.data(), wants_dx ? &dx.descriptor : nullptr, dx.step);
+      status = BNNSLossFilterApplyBatch(filter, batch, x.data(), x.batch_stride, l.data(), l.batch_stride, w.data(),
+                                        weights_size, y.data(), wants_dx ? &dx.descriptor : nullptr, dx.batch_stride);
     }
     CHECK(status == 0, "%s", obn_last_error());
 
@@ -146,8 +149,8 @@ TEST(loss_any_call_matches_ref) {
               want);
       }
     }
-    for (const Tensor* t : {&x, &l, &dx, &y, &dy})
-      CHECK(t->memory.front() == 0x42424242 && t->memory.back() == 0x42424242, "round %d writes outside", round);
+    for (const PlacedArray* array : {&x, &l, &dx, &y, &dy})
+      CHECK(array->has_its_guards(), "round %d writes outside", round);
     BNNSFilterDestroy(filter);
   }
 }

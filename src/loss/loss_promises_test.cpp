@@ -1,6 +1,4 @@
 // Losses, the promises of the C interface: refusals, any block, an allocator that fails.
-#include <cstdlib>
-
 #include "base/view.h"
 #include "loss/loss_test.h"
 
@@ -198,27 +196,15 @@ TEST(loss_survives_any_block) {
   }
 }
 
-static size_t blocks_left, blocks_out;
-
 TEST(loss_lives_with_an_allocator_that_fails) {
-  BNNSFilterParameters options{};
-  options.alloc_memory = [](void** block, size_t alignment, size_t size) {
-    if (blocks_left == 0) return 1;
-    --blocks_left;
-    ++blocks_out;
-    return ::posix_memalign(block, alignment, size);
-  };
-  options.free_memory = [](void* block) {
-    --blocks_out;
-    std::free(block);
-  };
+  using ::obn::test::Memory;
   YoloCase yolo(1, 1, 2, 1, false);
   for (size_t allowed = 0; allowed <= 2; ++allowed) {
-    blocks_left = allowed;
+    const BNNSFilterParameters options = Memory::start(allowed);
     BNNSFilter filter = BNNSFilterCreateLayerLoss(&yolo.block, &options);
     CHECK((filter != nullptr) == (allowed == 2), "%zu blocks", allowed);
     BNNSFilterDestroy(filter);
-    CHECK(blocks_out == 0, "%zu blocks are lost", blocks_out);
+    CHECK(Memory::taken == Memory::returned, "%zu blocks are lost", Memory::taken - Memory::returned);
   }
 }
 

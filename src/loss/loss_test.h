@@ -1,5 +1,4 @@
-// What the tests of losses share: values that suit a loss, blocks, tensors with gaps that nobody may touch, and cases of
-// YOLO.
+// What the tests of losses share: values that suit a loss, blocks, tensors of a call, and cases of YOLO.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +6,13 @@
 #include <limits>
 #include <vector>
 
-#include "activation/activation.h"
-#include "base/test.h"
-#include "base/view.h"
+#include "base/test_array.h"
 #include "loss/loss.h"
 #include "openbnns/openbnns.h"
 
 namespace obn::loss::test {
+
+using ::obn::test::PlacedArray;
 
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -27,15 +26,6 @@ struct Random : ::obn::test::Random {
   using ::obn::test::Random::Random;
   float uniform(float low, float high) { return low + (high - low) * static_cast<float>(below(1 << 20)) * 0x1p-20f; }
 };
-
-inline BNNSNDArrayDescriptor vector_of(size_t n, void* data = nullptr, BNNSDataType type = BNNSDataTypeFloat32) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = BNNSDataLayoutVector;
-  d.size[0] = n;
-  d.data_type = type;
-  d.data = data;
-  return d;
-}
 
 // Any of the blocks but YOLO's: they share their first four fields and the place of the fifth.
 inline BNNSLayerParametersLossHuber block_of(Function function, Reduction reduction, size_t n, float fifth = 0.0f) {
@@ -69,43 +59,12 @@ inline bool near(double got, double want, double relative, double scale) {
   return std::fabs(got - want) <= relative * (std::fabs(want) + scale);
 }
 
-// One tensor of a call: values of `type` at any stride, in an allocation of their own, between guards.
-struct Tensor {
-  BNNSNDArrayDescriptor descriptor{};
-  View view;
-  size_t batch = 0, step = 0;
-  std::vector<uint32_t> memory;
-
-  Tensor(const BNNSNDArrayDescriptor& like, size_t samples, size_t gap, size_t stride0) : batch(samples) {
-    descriptor = like;
-    for (size_t& s : descriptor.stride) s = 0;
-    descriptor.stride[0] = stride0;
-    CHECK(read_view(descriptor, Access::write, "tensor", &view) == 0, "%s", obn_last_error());
-    step = view.packed_batch + gap;
-    memory.assign(batch * step + 2, 0x42424242);
-    descriptor.data = memory.data() + 1;
-  }
-  void* data() const { return descriptor.data; }
-
-  // Where value i of sample b lies.
-  size_t offset(size_t b, size_t i) const {
-    size_t at = b * step;
-    for (size_t k = 0; k < view.rank; ++k) {
-      at += i % view.extent[k] * view.stride[k];
-      i /= view.extent[k];
-    }
-    return at;
-  }
-  activation::ref::Values values() const {
-    return {descriptor.data, descriptor.data_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
-  }
-  double get(size_t b, size_t i) const {
-    double v;
-    activation::ref::get_reals(values(), offset(b, i), 1, 1, &v);
-    return v;
-  }
-  void put(size_t b, size_t i, double v) { activation::ref::put_reals(values(), offset(b, i), 1, 1, &v); }
-};
+// A tensor of a call: like the descriptor, but with stride0 and the strides that follow from it.
+inline PlacedArray tensor_of(BNNSNDArrayDescriptor like, size_t samples, size_t gap, size_t stride0) {
+  for (size_t& s : like.stride) s = 0;
+  like.stride[0] = stride0;
+  return PlacedArray(like, samples, gap, 1);
+}
 
 struct YoloCase {
   BNNSLayerParametersLossYolo block{};

@@ -123,7 +123,8 @@ TEST(loss_yolo_any_type_and_thread_count) {
   for (BNNSDataType type : {BNNSDataTypeFloat16, BNNSDataTypeBFloat16}) {
     c.block.i_desc.data_type = type;
     filter = BNNSFilterCreateLayerLoss(&c.block, nullptr);
-    Tensor xh(c.block.i_desc, batch, 3, 2), lh(c.block.i_desc, batch, 1, 2), dxh(c.block.i_desc, batch, 2, 1);
+    PlacedArray xh = tensor_of(c.block.i_desc, batch, 3, 2), lh = tensor_of(c.block.i_desc, batch, 1, 2),
+                dxh = tensor_of(c.block.i_desc, batch, 2, 1);
     // x and labels lie like the filter's input, so give that the strides of these tensors.
     BNNSFilterDestroy(filter);
     c.block.i_desc.stride[0] = 2;
@@ -131,14 +132,14 @@ TEST(loss_yolo_any_type_and_thread_count) {
     c.block.i_desc.stride[0] = 0;
     for (size_t b = 0; b < batch; ++b) {
       for (size_t i = 0; i < c.values(); ++i) {
-        xh.put(b, i, x[b * c.values() + i]);
-        lh.put(b, i, l[b * c.values() + i]);
-        dxh.put(b, i, 0.5);
+        xh.set(b, i, x[b * c.values() + i]);
+        lh.set(b, i, l[b * c.values() + i]);
+        dxh.set(b, i, 0.5);
       }
     }
     dxh.descriptor.flags = BNNSNDArrayFlagBackpropAccumulate;
-    CHECK(BNNSLossFilterApplyBatch(filter, batch, xh.data(), xh.step, lh.data(), lh.step, nullptr, 0, &y,
-                                   &dxh.descriptor, dxh.step) == 0,
+    CHECK(BNNSLossFilterApplyBatch(filter, batch, xh.data(), xh.batch_stride, lh.data(), lh.batch_stride, nullptr, 0,
+                                   &y, &dxh.descriptor, dxh.batch_stride) == 0,
           "%s", obn_last_error());
     const double slack = type == BNNSDataTypeFloat16 ? 2e-3 : 2e-2;
     CHECK(near(y, first_y, slack, 0), "%g, want %g", y, first_y);
