@@ -372,6 +372,10 @@ class Network:
     ) -> History:
         """Train on arrays, memory maps, or whatever yields batches.
 
+        The steps are those of ``train_step``, to the same bits. Small ones on float32 arrays are
+        done several at a time, for two milliseconds, by one native call that other Python threads
+        run beside; not if a callback has ``on_step``, or a block is not the library's own.
+
         Args:
             x: samples (N, …); or, without y, an iterable of batches (x, y), or a function that
                 makes one for each epoch.
