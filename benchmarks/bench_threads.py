@@ -3,7 +3,7 @@
 The phase "1 user" is one Python thread that computes on one core, "2 users" are two at once with
 the library's own setting, on two cores. The time is of all steps together over their number, so
 half of the one is the best there is for the other. First with ``train_step``, the same batch every
-time; then with ``fit`` on as many shuffled batches. Only in processes of two threads.
+time; then, "-fit", with ``fit`` on as many shuffled batches. Only in processes of two threads.
 """
 
 import re
@@ -48,14 +48,14 @@ def rows(run: Run) -> Iterator[Row]:
     for name, (blocks, shape, steps) in NETWORKS.items():
         if run.threads < 2 or not re.search(run.only, f"threads {name}"):
             continue
-        for word, train in (("", _train_step(shape, steps)), ("fit, ", _fit(shape, steps))):
+        for suffix, train in (("", _train_step(shape, steps)), ("-fit", _fit(shape, steps))):
             with ThreadPoolExecutor(max(USERS)) as pool:
                 timers = {str(n): _timer(pool, blocks, shape[1:], train, n) for n in USERS}
                 times = race(timers, run)
             for users in USERS:
                 each = _per_step(times[str(users)], users * steps)
-                phase = f"{word}{users} user{'s' * (users > 1)}"
-                yield Row("threads", name, phase, users, {OURS: each})
+                phase = f"{users} user{'s' * (users > 1)}"
+                yield Row("threads", name + suffix, phase, users, {OURS: each})
     openbnns.set_num_threads(run.threads)
 
 
