@@ -163,5 +163,18 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     blocked.write_text("")
     assert main(["demo", "--folder", str(blocked)]) == 1
     assert "openbnns demo:" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["nothing"])
+    for wrong in (["nothing"], ["demo", "--epochs", "0"], ["demo", "--seed", "-1"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("demo", "demo.run"), ("check", "checking.check_all"), ("bench", "bench.run")],
+)
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, command, function):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"openbnns.{function}", interrupted)
+    assert main([command]) == 130
