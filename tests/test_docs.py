@@ -12,7 +12,8 @@ import openbnns
 import pytest
 from openbnns.__main__ import main
 
-DOCS = Path(__file__).parent.parent / "docs"
+README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
 
@@ -22,11 +23,12 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+SHOW_PYTHON = [page for page in (README, *PAGES) if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", SHOW_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
     code = blocks(page, "python")
-    if not code:
-        pytest.skip("shows no Python")
     if "safetensors" in "".join(code):
         pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
@@ -66,9 +68,11 @@ def compile_commands(page):
 
 
 def test_the_readme_compiles_c_the_same_way():
-    assert compile_commands(DOCS.parent / "README.md") == compile_commands(
-        DOCS / "howto" / "port_c.md"
-    )
+    assert compile_commands(README) == compile_commands(DOCS / "howto" / "port_c.md")
+
+
+def test_pages_that_show_python_are_found():
+    assert {"README.md", "tutorial.md", "transformer.md"} <= {page.name for page in SHOW_PYTHON}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -97,7 +101,7 @@ def test_every_public_module_is_in_the_reference():
 
 def commands():
     """Every call of the command in the README and on the site, without its comment."""
-    pages = [DOCS.parent / "README.md", DOCS.parent / "benchmarks" / "README.md", *PAGES]
+    pages = [README, DOCS.parent / "benchmarks" / "README.md", *PAGES]
     found = set()
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -127,7 +131,7 @@ def test_the_commands_of_the_package_are_all_shown():
 def test_make_targets_are_there():
     makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     named = set()
-    for page in (DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *PAGES):
+    for page in (README, DOCS.parent / "CONTRIBUTING.md", *PAGES):
         text = page.read_text(encoding="utf-8")
         named |= set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test", "docs", "bench", "lint"} <= named

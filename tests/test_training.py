@@ -11,6 +11,7 @@ import time
 import numpy as np
 import openbnns
 import pytest
+from cases import in_threads
 from cases.samples import blobs, random_batch
 from openbnns import AdamOptimizer, ArrayError, Network, SGDMomentumOptimizer
 from openbnns.blocks import Convolution, Dense, Pool
@@ -206,11 +207,7 @@ def test_threads_train_their_own_networks_to_the_same_bits(name, count):
     alone, together = {}, {}
     for seed in range(count):
         run(seed, alone)
-    threads = [threading.Thread(target=run, args=(seed, together)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(count, lambda seed: run(seed, together))
     assert together == alone
 
 
