@@ -78,8 +78,13 @@ struct Blocks {
 inline constexpr size_t kWidestTile = 32;  // of all targets
 
 [[gnu::always_inline]] inline size_t whole_tiles(size_t n) { return (n + kWidestTile - 1) / kWidestTile * kWidestTile; }
-// From one row of scores to the next; an odd number of cache lines, so that rows do not throw each other out.
-[[gnu::always_inline]] inline size_t score_pitch(size_t columns) { return whole_tiles(columns) + kWidestTile / 2; }
+// From one row of scores to the next, in whole vectors of all targets: without gaps up to the width of a tile, which
+// reads whole rows; else an odd number of cache lines, so that rows do not throw each other out.
+[[gnu::always_inline]] inline size_t score_pitch(size_t columns) {
+  constexpr size_t kLine = 16;  // floats, and the longest vector
+  const size_t lines = (columns + kLine - 1) / kLine;
+  return kLine * (columns <= kWidestTile ? lines : lines | 1);
+}
 
 struct Kernels {
   // Rows [first, first + rows) of a, top and inverse; all of them point to row 0. work: forward_values().

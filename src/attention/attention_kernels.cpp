@@ -91,21 +91,30 @@ void copy_source(const Source& s, size_t first, size_t n, float* to) {
   if (own < n) copy_rows(s.at(first + own), s.width, n - own, s.width, 1.0f, to + own * s.width);
 }
 
+// kLanes rows of kLanes values times factor, turned, to rows of a panel.
+OBN_INLINE void turn_square(const float* from, size_t row, float factor, float* to) {
+  F v[kLanes];
+#pragma GCC unroll 16
+  for (size_t l = 0; l < kLanes; ++l) v[l] = load(from + l * row) * factor;
+  transpose(v);
+#pragma GCC unroll 16
+  for (size_t p = 0; p < kLanes; ++p) store(to + p * kTileColumns, v[p]);
+}
+
 // The same rows times factor, turned: panels [width][kTileColumns], zeros up to whole vectors of rows.
 void turn_source(const Source& s, size_t first, size_t n, float factor, float* to) {
   for (size_t j = 0; j < n; j += kLanes) {
     float* panel = to + j / kTileColumns * kTileColumns * s.width + j % kTileColumns;
+    const bool is_whole = j + kLanes <= n && first + j + kLanes <= s.count;
     for (size_t c = 0; c < s.width; c += kLanes) {
       const size_t steps = least(kLanes, s.width - c);
-      F v[kLanes];
-      for (size_t l = 0; l < kLanes; ++l) {
-        if (j + l >= n) {
-          v[l] = F{};
-        } else {
-          const float* from = s.at(first + j + l) + c;
-          v[l] = (steps == kLanes ? load(from) : load_first(from, steps)) * factor;
-        }
+      if (is_whole && steps == kLanes) {
+        turn_square(s.at(first + j) + c, s.row, factor, panel + c * kTileColumns);
+        continue;
       }
+      F v[kLanes];
+      for (size_t l = 0; l < kLanes; ++l)
+        v[l] = j + l < n ? load_first(s.at(first + j + l) + c, steps) * factor : F{};
       transpose(v);
       for (size_t p = 0; p < steps; ++p) store(panel + (c + p) * kTileColumns, v[p]);
     }
@@ -307,9 +316,14 @@ void soften(const Head& h, size_t rows, size_t n, float* r, size_t r_row, float*
   }
 }
 
-// Divides the values of up to kLanes queries by their sums.
-void normalize(size_t rows, size_t n, float* p, size_t p_row, const float* total) {
-  const F factor = 1.0f / (rows == kLanes ? load(total) : load_first(total, rows));
+// Divides the values of up to kLanes queries by their sums, which become their inverses.
+void normalize(size_t rows, size_t n, float* p, size_t p_row, float* total) {
+  const F factor = 1.0f / (rows == kLanes ? load(total) : load_first(total, rows, splat(1.0f)));
+  if (rows == kLanes) {
+    store(total, factor);
+  } else {
+    store_first(total, factor, rows);
+  }
   for (size_t j = 0; j < n; ++j) store(p + j * p_row, load(p + j * p_row) * factor);
 }
 
@@ -364,9 +378,10 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
                j > 0, 1.0f);
     }
   }
+  if (is_single) return;
   for (size_t i = first; i < first + rows; ++i) {
     inverse[i] = 1.0f / inverse[i];  // was the sum
-    if (!is_single) scale_row(a + i * a_row, h.value_width, inverse[i]);
+    scale_row(a + i * a_row, h.value_width, inverse[i]);
   }
 }
 
