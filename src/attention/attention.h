@@ -69,6 +69,18 @@ struct HeadGradients {
   float* extra_dv = nullptr;  // (extra, value_width)
 };
 
+// Rows that the next head will read: fetched while this one is multiplied, a cache line per step of a product.
+struct Coming {
+  struct Rows {
+    const float* data;
+    size_t row, rows, width;
+  };
+  Rows rows[5] = {};
+  size_t count = 0;
+
+  void add(const float* data, size_t row, size_t n, size_t width) { rows[count++] = {data, row, n, width}; }
+};
+
 // How the scores of a head are cut. Borders depend on shapes alone; those of columns decide the bits.
 struct Blocks {
   size_t rows = 0, columns = 0;
@@ -89,12 +101,13 @@ inline constexpr size_t kWidestTile = 32;  // of all targets
 struct Kernels {
   // Rows [first, first + rows) of a, top and inverse; all of them point to row 0. work: forward_values().
   // kept: where p goes, turned, (s + extra, score_pitch(t)); for heads of a single block and no dropout. NULL: nowhere.
-  void (*forward)(const Head& head, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row,
-                  float* top, float* inverse, float* kept, float* work);
+  void (*forward)(const Head& head, const Coming& coming, const Blocks& blocks, size_t first, size_t rows, float* a,
+                  size_t a_row, float* top, float* inverse, float* kept, float* work);
   // All gradients of the head. work: backward_values().
   void (*backward)(const Head& head, const HeadGradients& gradients, const Blocks& blocks, float* work);
   // The same from p that was kept: top, inverse and dots are not read. work: kept_backward_values().
-  void (*backward_kept)(const Head& head, const HeadGradients& gradients, const float* p, float* work);
+  void (*backward_kept)(const Head& head, const Coming& coming, const HeadGradients& gradients, const float* p,
+                        float* work);
   // dots (rows): Σ a·da along n values
   void (*dots)(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* dots);
 };
