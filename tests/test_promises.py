@@ -86,37 +86,12 @@ def test_warm_calls_allocate_nothing(tmp_path):
     assert ports.run([program]) == ports.expected(source)
 
 
-PEAK = """
-import numpy as np
-from cases.attention import AttentionCase
-
-def resident(word):
-    for line in open("/proc/self/status"):
-        if line.startswith(word):
-            return int(line.split()[1]) / 1024
-
-case = AttentionCase(1, 4096, 4096, 8, 64)
-p, dy = case.parameters(), case.output_gradient()
-layer, y = case.layer(p, 2), np.ones_like(dy)
-arrays = {
-    f"{word}.{part}": np.ones_like(getattr(p, letter + word[0]))
-    for word in ("query", "key", "value", "output")
-    for part, letter in (("weights", "w"), ("bias", "b"))
-} | {f"{word}.input": np.ones_like(dy) for word in ("query", "key", "value")}
-with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")  # the peak starts anew
-before = resident("VmRSS")
-layer.apply(p.q, p.k, p.v, out=y)
-layer.apply_backward(p.q, p.k, p.v, dy, gradients=arrays)
-print(resident("VmHWM") - before)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the peak")
 def test_attention_of_a_long_sequence_takes_little_memory():
     """Forward and backward of 4096 rows, 512 wide, as the system sees the process: 64 MiB at most
     beside inputs, results and gradients, which all are there before."""
-    assert 16 < float(run_python(PEAK)) <= 64
+    peak = run_python("from cases.attention import VERY_LONG; print(VERY_LONG.peak_bytes(2))")
+    assert 16 < int(peak) / 2**20 <= 64
 
 
 class CountingAllocator:
