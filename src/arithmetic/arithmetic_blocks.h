@@ -62,6 +62,12 @@ struct Blocks {
       if (!is_flat[t] && !is_constant[t]) return false;
     return true;
   }
+  // Tensor t has one value for each run of swept_row() values of the group, which are kMaxLanes or more.
+  bool has_value_per_row(size_t t) const {
+    return type == BNNSDataTypeFloat32 && swept_row(t) >= kMaxLanes &&
+           (is_constant[t] || (group == 2 && loops.stride[0][t] == 0));
+  }
+  size_t swept_row(size_t t) const { return is_constant[t] ? group_count : loops.extent[0]; }
   bool is_large() const { return outer * group_count * bytes_of(type) > kStreamBytes; }
   size_t values(size_t b) const { return std::min(block, group_count - b * block); }  // in block b
   size_t items() const { return outer * blocks; }
