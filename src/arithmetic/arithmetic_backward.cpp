@@ -286,6 +286,42 @@ Sweep sweep_of(const BackwardCall& call, const Blocks& blocks, const Reads& read
   return job;
 }
 
+// Tensor t has one value for a whole group, and the groups that share one are spread over memory: the walk goes in the
+// order of memory, and every part of it has sums (groups_of(t)) of its own in `partial`. Returns how many parts.
+size_t sweep_in_order(const BackwardCall& call, const Kernels& kernels, Function function, size_t threads,
+                      Blocks blocks, const Reads& reads, const Written& written, size_t target, size_t t,
+                      double* partial) {
+  // The groups are numbered by one more tensor of the walk, so to say.
+  TensorLoops& loops = blocks.loops;
+  const size_t numbers = loops.tensors++;
+  size_t groups = 1;
+  for (size_t k = 0; k < loops.rank; ++k) {
+    const bool is_kept = k >= blocks.group && loops.stride[k][t] != 0;
+    loops.stride[k][numbers] = is_kept ? groups : 0;
+    if (is_kept) groups *= loops.extent[k];
+  }
+  const size_t wanted = std::clamp<size_t>(blocks.outer * blocks.group_count / kPiece, 1, kMaxParts);
+  const size_t items = blocks.items(), parts = std::min(items, wanted);
+  by_pieces(parts, 1, threads, [&](size_t part, size_t) {
+    Walker walker(blocks, kernels);
+    double* sums = partial + part * groups;
+    std::fill_n(sums, groups, 0.0);
+    const size_t first = items * part / parts, end = items * (part + 1) / parts;
+    walker.seek(first / blocks.blocks);
+    size_t b = first % blocks.blocks;
+    for (size_t item = first; item < end; ++item) {
+      Sweep job = sweep_of(call, blocks, reads, written, walker, target, t, b);
+      job.sums = sums + walker.offset_of(numbers, b);
+      kernels.sweep_gradient[function](job);
+      if (++b < blocks.blocks) continue;
+      b = 0;
+      walker.step();
+    }
+    if (written.streams) kernels.end_streams();
+  });
+  return parts;
+}
+
 // From a value to one some groups later, where the next group lies elsewhere in memory.
 size_t ahead_of(const Blocks& blocks, const Reads& reads, size_t sums) {
   constexpr size_t kAhead = 2048;
@@ -313,6 +349,12 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
   const bool is_swept = kernels_->sweep_gradient[function_] && activation_.is_identity() &&
                         can_sweep(call, blocks, reads, written, target, t);
   blocks.cut(is_row_wise ? blocks.group_count : is_swept ? kPiece : kBlock);
+  written.streams = written.inputs != 0 && !written.in_place && blocks.is_large();
+  const size_t groups = blocks.groups_of(t);
+  size_t order_parts = 0;  // in the order of memory
+  double* partial = reinterpret_cast<double*>(work);
+  if (is_swept && blocks.is_constant[t] && groups < blocks.outer && groups <= kBlock)
+    order_parts = sweep_in_order(call, *kernels_, function_, threads_, blocks, reads, written, target, t, partial);
   const size_t sums = blocks.move_sums_first(t);
 
   // Within a block the values of a unit are numbered fastest axis first: one more tensor of the walk, so to say.
@@ -325,7 +367,6 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     if (is_kept) room *= k + 1 < blocks.group ? loops.extent[k] : blocks.block / blocks.inner;
   }
   const bool keeps_all = room == blocks.block;
-  written.streams = written.inputs != 0 && !written.in_place && blocks.is_large();
   const bool is_rows = blocks.group == 2 && !keeps_all;
   const bool sums_rows = is_rows && loops.stride[0][numbers] == 0 && loops.stride[1][numbers] == 1;
   const bool sums_columns = is_rows && loops.stride[0][numbers] == 1 && loops.stride[1][numbers] == 0;
@@ -390,6 +431,15 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     });
   };
 
+  if (order_parts > 0) {
+    Walker walker(blocks, *kernels_);
+    for (size_t unit = 0; unit < units; ++unit) {
+      double total = 0.0;
+      for (size_t part = 0; part < order_parts; ++part) total += partial[part * units + unit];
+      put(walker, unit, &total);
+    }
+    return;
+  }
   const size_t wanted = std::clamp<size_t>(blocks.outer * blocks.group_count / kPiece, 1, kMaxParts);
   const size_t parts = units >= wanted ? 1 : std::min(terms, wanted / units);
   if (parts == 1) {
@@ -402,7 +452,7 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     });
     return;
   }
-  double* partial = reinterpret_cast<double*>(work);  // (units, parts, room)
+  // partial: (units, parts, room)
   by_pieces(units * parts, 1, threads_, [&](size_t piece, size_t) {
     Walker walker(blocks, *kernels_);
     const size_t part = piece % parts, first = terms * part / parts, last = terms * (part + 1) / parts;

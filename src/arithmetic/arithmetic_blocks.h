@@ -56,6 +56,13 @@ struct Blocks {
   }
   // Outer axes along which tensor t stands still come before the others. Returns how many values those axes have.
   size_t move_sums_first(size_t t);
+  // Groups that have a place of their own in tensor t.
+  size_t groups_of(size_t t) const {
+    size_t groups = 1;
+    for (size_t k = group; k < loops.rank; ++k)
+      if (loops.stride[k][t] != 0) groups *= loops.extent[k];
+    return groups;
+  }
   bool needs_no_buffer() const {
     if (type != BNNSDataTypeFloat32) return false;
     for (size_t t = 0; t < loops.tensors; ++t)
