@@ -324,13 +324,19 @@ struct Strip {
                       // only then
 };
 
-// What the tile of row panel r fetches for the next strip: the second and third the lines of b, one per step of k. A
-// panel all alone fetches nothing, as rows of b a power of two apart would throw each other out of the first-level cache.
+// What the tile of row panel r fetches for the next strip: b, one line per step of k, from the second panel on. A panel
+// all alone fetches nothing, as rows of b a power of two apart would throw each other out of the first-level cache.
 void fetch_next(const Strip& s, size_t r, Tile* t) {
   constexpr size_t kLine = 16;  // floats
-  const bool fetches = s.next && r > 0 && (r - 1) * kLine < kTileColumns;
-  t->ahead = fetches ? s.next + (r - 1) * kLine : nullptr;
-  t->ahead_step = fetches ? (s.b ? kTileColumns : s.product.b.row) : 0;
+  const Operand& b = s.product.b;
+  const bool by_columns = !s.b && !is_b_in_place(s.product);  // which are runs
+  const size_t lines = by_columns ? s.depth / kLine + 1 : s.depth;
+  const size_t columns = by_columns ? s.depth / lines : kLine, first = (r - 1) * columns;
+  const bool fetches = s.next && r > 0 && first < kTileColumns;
+  t->ahead = fetches ? s.next + first * (by_columns ? b.column : 1) : nullptr;
+  t->ahead_step = !fetches ? 0 : by_columns ? kLine : s.b ? kTileColumns : b.row;
+  t->ahead_run = lines;
+  t->ahead_jump = fetches && by_columns ? b.column - lines * kLine : 0;
 }
 
 // Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
@@ -395,9 +401,10 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1 && !widens;
   const bool a_in_place = is_a_in_place(p, block.columns, kTileColumns) && !widens;
   float* own_a = packed_a || converts || a_in_place ? nullptr : behind;
+  const bool has_columns = p.b.type == BNNSDataTypeFloat32 && p.b.row == 1;
   const auto b_at = [&](size_t first, size_t column) -> const float* {
     if (packed_b) return packed_b + first * width + column * least(depth, p.k - first);
-    return is_b_in_place(p) ? floats(p.b, first, column) : nullptr;
+    return is_b_in_place(p) || has_columns ? floats(p.b, first, column) : nullptr;
   };
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
