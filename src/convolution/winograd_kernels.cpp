@@ -200,6 +200,24 @@ size_t room_floats(size_t columns) {
   return (ring > stage ? ring : stage) * kLanes;
 }
 
+// Where row r of a block's tiles begins.
+OBN_INLINE float* row_of(const Lanes& image, const Block& block, size_t r, size_t c) {
+  return image.data + r / block.tile_rows * image.sample + c / kLanes * image.group +
+         r % block.tile_rows * kOutputs * image.row + block.column * kOutputs * kLanes;
+}
+
+// A row of tiles; lines_of: those of the first.
+void make_data_row(const Walk& walk, bool is_short, size_t c, const Matrices& v, const float* (&lines_of)[kSide]) {
+  for (size_t column = 0; column < walk.block.columns; ++column) {
+    const TileAt<kSide> t = walk.tile<kSide>(v, column, c);
+    if (!is_short && !walk.is_short_column(column)) data_tile<false, false>(lines_of, t);
+    else if (!is_short) data_tile<false, true>(lines_of, t);
+    else if (!walk.is_short_column(column)) data_tile<true, false>(lines_of, t);
+    else data_tile<true, true>(lines_of, t);
+    for (size_t i = 0; i < kSide; ++i) lines_of[i] += kOutputs * kLanes;
+  }
+}
+
 // A ring of six lines: of the six rows that a tile reads, the row of tiles above has read two.
 void data(const Image& x, int64_t up, int64_t left, const Block& block, Range channels, const Matrices& v,
           float* room) {
@@ -219,15 +237,21 @@ void data(const Image& x, int64_t up, int64_t left, const Block& block, Range ch
         read_line(x, plane, n, static_cast<int64_t>(lines) - up, x0, width, room + lines % kSide * width * kLanes);
       const float* lines_of[kSide];
       for (size_t i = 0; i < kSide; ++i) lines_of[i] = room + (top + i) % kSide * width * kLanes;
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(v, column, c);
-        if (!is_short && !walk.is_short_column(column)) data_tile<false, false>(lines_of, t);
-        else if (!is_short) data_tile<false, true>(lines_of, t);
-        else if (!walk.is_short_column(column)) data_tile<true, false>(lines_of, t);
-        else data_tile<true, true>(lines_of, t);
-        for (size_t i = 0; i < kSide; ++i) lines_of[i] += kOutputs * kLanes;
-      }
+      make_data_row(walk, is_short, c, v, lines_of);
       walk.next_row(is_short);
+    }
+  }
+}
+
+void data_of_lanes(const Lanes& x, const Block& block, Range channels, const Matrices& v) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const float* top = row_of(x, block, r, c);
+      const float* lines_of[kSide];
+      for (size_t i = 0; i < kSide; ++i) lines_of[i] = top + i * x.row;
+      make_data_row(walk, block.is_short_row(r), c, v, lines_of);
+      walk.next_row(block.is_short_row(r));
     }
   }
 }
@@ -243,6 +267,31 @@ void gradient(const Image& dz, const Block& block, Range channels, const Matrice
   walk_gradient<kSide, GradientTile>(dz, block, channels, y, room);
 }
 
+void gradient_of_lanes(const Lanes& dz, const Block& block, Range channels, const Matrices& y) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const float* top = row_of(dz, block, r, c);
+      const float* rows[kOutputs];
+      for (size_t i = 0; i < kOutputs; ++i) rows[i] = top + i * dz.row;
+      make_gradient_row<kSide, GradientTile>(walk, block.is_short_row(r), c, y, rows);
+      walk.next_row(block.is_short_row(r));
+    }
+  }
+}
+
+// A row of tiles, channel c of m and on; stage (4, width, kLanes) gets their outputs.
+void make_output_row(const Walk& walk, bool is_short, size_t c, const Matrices& m, F bias, float* stage,
+                     size_t width) {
+  for (size_t column = 0; column < walk.block.columns; ++column, stage += kOutputs * kLanes) {
+    const TileAt<kSide> t = walk.tile<kSide>(m, column, c);
+    if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, bias, stage, width);
+    else if (!is_short) output_tile<false, true>(t, bias, stage, width);
+    else if (!walk.is_short_column(column)) output_tile<true, false>(t, bias, stage, width);
+    else output_tile<true, true>(t, bias, stage, width);
+  }
+}
+
 void outputs(const Matrices& m, const Block& block, Range channels, const Image& y, const float* bias,
              bool accumulate, float* room) {
   const size_t width = stage_columns(block.columns), first = block.column * kOutputs;
@@ -254,20 +303,26 @@ void outputs(const Matrices& m, const Block& block, Range channels, const Image&
     for (size_t r = block.row; r < block.row + block.rows; ++r) {
       const size_t sample = r / block.tile_rows, row = r % block.tile_rows * kOutputs;
       const bool is_short = block.is_short_row(r);
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(m, column, c - channels.first);
-        float* stage = room + column * kOutputs * kLanes;
-        if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, added, stage, width);
-        else if (!is_short) output_tile<false, true>(t, added, stage, width);
-        else if (!walk.is_short_column(column)) output_tile<true, false>(t, added, stage, width);
-        else output_tile<true, true>(t, added, stage, width);
-      }
+      make_output_row(walk, is_short, c - channels.first, m, added, room, width);
       walk.next_row(is_short);
       const size_t rows = smaller(kOutputs, static_cast<size_t>(y.rows) - row);
       float* plane = y.planes.data + sample * y.planes.sample + c * y.planes.plane + first;
       for (size_t i = 0; i < rows; ++i)
         write_line(room + i * width * kLanes, columns, n, accumulate, plane + (row + i) * y.planes.row,
                    y.planes.plane);
+    }
+  }
+}
+
+void outputs_to_lanes(const Matrices& m, const Block& block, Range channels, const Lanes& y, const float* bias) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    const size_t n = smaller(kLanes, channels.end - c);
+    const F added = !bias ? F{} : n == kLanes ? load(bias + c) : load_first(bias + c, n);
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const bool is_short = block.is_short_row(r);
+      make_output_row(walk, is_short, c - channels.first, m, added, row_of(y, block, r, c), y.row / kLanes);
+      walk.next_row(is_short);
     }
   }
 }
@@ -410,7 +465,9 @@ void correlate(const Block& block, const Matrices& v, const Matrices& y, Range i
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {kLanes,  kTileColumns, room_floats, weights,   data,
-                         gradient, multiply,    outputs,     correlate, weight_gradient};
+const Kernels kernels = {kLanes,        kTileColumns,      room_floats, weights, data,
+                         gradient,      data_of_lanes,     gradient_of_lanes,
+                         multiply,      outputs,           outputs_to_lanes,
+                         correlate,     weight_gradient};
 
 }  // namespace obn::OBN_TARGET::winograd
