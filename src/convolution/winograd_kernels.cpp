@@ -28,23 +28,30 @@ constexpr float a2 = a * a, b2 = b * b, a3 = a * a2, b3 = b * b2;
 constexpr float kScale0 = 1 / (a2 * b2), kScaleA = 1 / (2 * a2 * (a2 - b2)), kScaleB = 1 / (2 * b2 * (b2 - a2));
 constexpr float kShort0 = -1 / a2, kShortA = 1 / (2 * a2);
 
-// Bᵀ: 6 inputs (short: 4) at the points.
+// Bᵀ: 6 inputs (short: 4) at the points, three at a time: 0, a, -a, and then b, -b, ∞ (short: ∞).
 template <bool kShort>
-OBN_INLINE void data_at_points(const F (&d)[kSide], F (&r)[kSide]) {
+OBN_INLINE void data_at_first_points(const F (&d)[kSide], F (&r)[3]) {
   if constexpr (kShort) {
+    const F odd = a * d[1];
     r[0] = d[2] - a2 * d[0];
-    r[1] = d[2] + a * d[1];
-    r[2] = d[2] - a * d[1];
-    r[5] = d[3] - a2 * d[1];
+    r[1] = d[2] + odd;
+    r[2] = d[2] - odd;
   } else {
-    const F even_a = d[4] - b2 * d[2], odd_a = d[3] - b2 * d[1];
-    const F even_b = d[4] - a2 * d[2], odd_b = d[3] - a2 * d[1];
+    const F even = d[4] - b2 * d[2], odd = held(a * (d[3] - b2 * d[1]));
     r[0] = a2 * b2 * d[0] + (d[4] - (a2 + b2) * d[2]);
-    r[1] = even_a + a * odd_a;
-    r[2] = even_a - a * odd_a;
-    r[3] = even_b + b * odd_b;
-    r[4] = even_b - b * odd_b;
-    r[5] = a2 * b2 * d[1] + (d[5] - (a2 + b2) * d[3]);
+    r[1] = even + odd;
+    r[2] = even - odd;
+  }
+}
+template <bool kShort>
+OBN_INLINE void data_at_last_points(const F (&d)[kSide], F (&r)[3]) {
+  if constexpr (kShort) {
+    r[2] = d[3] - a2 * d[1];
+  } else {
+    const F even = d[4] - a2 * d[2], odd = held(b * (d[3] - a2 * d[1]));
+    r[0] = even + odd;
+    r[1] = even - odd;
+    r[2] = a2 * b2 * d[1] + (d[5] - (a2 + b2) * d[3]);
   }
 }
 
@@ -107,33 +114,46 @@ OBN_INLINE void weights_of_points(const F (&s)[kSide], F (&w)[3]) {
 
 // ---- tiles ----
 
-// rows[i] points to the line of image row i, at the tile's first column.
-template <bool kShortRow, bool kShortColumn>
-OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
-  F half[kSide][kSide];  // [row point][column]
+// Half of the row points of a tile: what is between the two axes then fits into registers.
+template <bool kLast, bool kShortRow, bool kShortColumn>
+OBN_INLINE void half_data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
+  F half[3][kSide];  // [row point][column]
 #pragma GCC unroll 6
   for (size_t x = 0; x < (kShortColumn ? 4 : kSide); ++x) {
-    F d[kSide], r[kSide];
+    F d[kSide], r[3];
 #pragma GCC unroll 6
     for (size_t y = 0; y < (kShortRow ? 4 : kSide); ++y) d[y] = load(rows[y] + x * kLanes);
-    data_at_points<kShortRow>(d, r);
-#pragma GCC unroll 6
-    for (size_t p = 0; p < kSide; ++p) {
-      if (kShortRow && is_far(p)) continue;
+    if constexpr (kLast) {
+      data_at_last_points<kShortRow>(d, r);
+    } else {
+      data_at_first_points<kShortRow>(d, r);
+    }
+#pragma GCC unroll 3
+    for (size_t p = 0; p < 3; ++p) {
+      if (kLast && kShortRow && p < 2) continue;
       half[p][x] = r[p];
     }
   }
-#pragma GCC unroll 6
-  for (size_t py = 0; py < kSide; ++py) {
+#pragma GCC unroll 3
+  for (size_t p = 0; p < 3; ++p) {
+    const size_t py = p + (kLast ? 3 : 0);
     if (kShortRow && is_far(py)) continue;
-    F r[kSide];
-    data_at_points<kShortColumn>(half[py], r);
-#pragma GCC unroll 6
-    for (size_t px = 0; px < kSide; ++px) {
-      if (kShortColumn && is_far(px)) continue;
-      store(t.at(py, px), r[px]);
+    F first[3], last[3];
+    data_at_first_points<kShortColumn>(half[p], first);
+    data_at_last_points<kShortColumn>(half[p], last);
+#pragma GCC unroll 3
+    for (size_t px = 0; px < 3; ++px) {
+      store(t.at(py, px), first[px]);
+      if (!(kShortColumn && is_far(px + 3))) store(t.at(py, px + 3), last[px]);
     }
   }
+}
+
+// rows[i] points to the line of image row i, at the tile's first column.
+template <bool kShortRow, bool kShortColumn>
+OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
+  half_data_tile<false, kShortRow, kShortColumn>(rows, t);
+  half_data_tile<true, kShortRow, kShortColumn>(rows, t);
 }
 
 template <bool kShortRow, bool kShortColumn>

@@ -47,7 +47,7 @@ using winograd::kPoints;
 using winograd::Matrices;
 using winograd::round_up;
 
-constexpr size_t kBlockBytes = size_t{512} << 10;   // of a block of samples, beside the weights in the same cache
+constexpr size_t kBlockBytes = size_t{600} << 10;   // of a block of samples, beside the weights in the same cache
 constexpr size_t kSampleBytes = size_t{768} << 10;  // of one sample: larger ones are better cut into parts of planes
 constexpr size_t kSumBytes = size_t{640} << 10;     // of the sums of dw: larger ones should not be kept once per part
 constexpr size_t kSumsPerPart = 6;                  // a part has V and Y of this many times the room of its sums
