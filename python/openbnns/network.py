@@ -385,8 +385,8 @@ class Network:
             validation: (x, y), or the share of the samples to hold out.
             shuffle: a new order in every epoch; it follows from seed and steps.
             class_weights: the weight of each class in the loss.
-            learning_rate: function of the step (from 0), see ``openbnns.training``; None leaves
-                the optimizer's.
+            learning_rate: function of the step (from 0) and nothing else, as it may be asked some
+                steps ahead, see ``openbnns.training``; None leaves the optimizer's.
             callbacks: see ``openbnns.training.Callback``.
             micro_batches: see ``train_step``.
             progress: say how it goes on the error stream.
