@@ -17,7 +17,7 @@ from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
 from cases import attention as attention_cases
 from cases import convolution as convolution_cases
-from cases import dtype_of, is_sentinel
+from cases import dtype_of, in_threads, is_sentinel
 from cases import fully_connected as fully_connected_cases
 from cases import fused as fused_cases
 from cases import loss as loss_cases
@@ -332,7 +332,7 @@ def test_many_python_threads_at_once(threads):
     normalized = inference.apply(features, training=False)
     failures = []
 
-    def work():
+    def work(_):
         try:
             for _ in range(10):
                 assert_same_results(case.results(), expected)
@@ -347,18 +347,14 @@ def test_many_python_threads_at_once(threads):
         except BaseException as error:
             failures.append(error)
 
-    workers = [threading.Thread(target=work) for _ in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(6, work)
     assert failures == []
 
 
 def test_filters_come_and_go_on_many_threads():
     failures = []
 
-    def work():
+    def work(_):
         x, y = np.ones((3, 40, 40), np.float32), np.empty((3, 20, 20), np.float32)
         for _ in range(200):
             f = pooling_filter(None)
@@ -368,11 +364,7 @@ def test_filters_come_and_go_on_many_threads():
             if c.BNNSFilterApply(f, x, y) != -1:
                 failures.append("a dead filter worked")
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(4, work)
     assert failures == []
 
 
