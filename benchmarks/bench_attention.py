@@ -2,7 +2,6 @@
 
 And the memory of one long sequence, forward and backward without a cache."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,10 +38,9 @@ RESULTS = ("y", *GRADIENTS)
 
 def rows(run: Run) -> Iterator[Row]:
     """One row per phase of every case that matches."""
-    chosen = [_entry(case, run) for case in CASES if re.search(run.only, f"attention {case}")]
-    yield from race_entries("attention", chosen, run)
+    yield from race_entries("attention", [_entry(case, run) for case in CASES], run)
     name = f"{VERY_LONG}-uncached"
-    if sys.platform == "linux" and re.search(run.only, f"attention {name}"):
+    if sys.platform == "linux" and run.wants("attention", name):
         held = {OURS: _peak_bytes(run.threads)}
         yield Row("attention", name, "memory", run.threads, {}, kept_bytes=held)
 

@@ -1,7 +1,6 @@
 """What a call costs before it does anything: smallest calls from Python and C, import."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ def rows(run: Run) -> Iterator[Row]:
         "import on top of NumPy": lambda: _imports(run),
     }
     for name, measure in cases.items():
-        if re.search(run.only, f"calls {name}"):
+        if run.wants("calls", name):
             yield Row("calls", name, "forward" if "import" not in name else "import", 1, measure())
 
 

@@ -5,7 +5,6 @@ Half types, and float32 that may be rounded to bfloat16 ("medium"), race our own
 weights of the same values, results in float32."""
 
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,8 +45,7 @@ def rows(run: Run) -> Iterator[Row]:
         for case in ROUGH_CASES + (NARROW_CASES if kind != "medium" else [])
         if kind == "float16" or has_bfloat16()
     ]
-    chosen = [entry for entry in entries if re.search(run.only, f"gemm {entry.name}")]
-    return race_entries("gemm", chosen, run)
+    return race_entries("gemm", entries, run)
 
 
 def _name(case: FullyConnectedCase) -> str:

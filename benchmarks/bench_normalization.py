@@ -4,7 +4,6 @@ Every case twice: as BNNS has it, where the layer keeps a copy of x for its grad
 where it relies on x staying as it is. The peers do the latter in both."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -38,8 +37,7 @@ RESULTS = ("y", "dx", "dgamma", "dbeta")
 def rows(run: Run) -> Iterator[Row]:
     """One row per phase of every case that matches."""
     entries = [_entry(case, borrows, run) for case in CASES for borrows in (False, True)]
-    chosen = [entry for entry in entries if re.search(run.only, f"normalization {entry.name}")]
-    return race_entries("normalization", chosen, run)
+    return race_entries("normalization", entries, run)
 
 
 def works(case: NormalizationCase) -> tuple[Work, Work]:

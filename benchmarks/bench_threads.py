@@ -6,7 +6,6 @@ half of the one is the best there is for the other. First with ``train_step``, t
 time; then, "-fit", with ``fit`` on as many shuffled batches. Only in processes of two threads.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from timeit import Timer
@@ -46,7 +45,7 @@ NETWORKS = {
 
 def rows(run: Run) -> Iterator[Row]:
     for name, (blocks, shape, steps) in NETWORKS.items():
-        if run.threads < 2 or not re.search(run.only, f"threads {name}"):
+        if run.threads < 2 or not run.wants("threads", name):
             continue
         for suffix, train in (("", _train_step(shape, steps)), ("-fit", _fit(shape, steps))):
             with ThreadPoolExecutor(max(USERS)) as pool:

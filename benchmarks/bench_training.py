@@ -3,7 +3,6 @@ and two made with openbnns.Network. Forward, loss, backward, Adam."""
 
 import importlib.util
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -168,10 +167,10 @@ NETWORKS = {
 def rows(run: Run) -> Iterator[Row]:
     """One row per network that matches; the phase is called step."""
     for name, make in NETWORKS.items():
-        network = make() if re.search(run.only, f"training {name}") else None
+        network = make() if run.wants("training", name) else None
         if network is not None:
             yield _row(network, run)
-    if re.search(run.only, "training characters"):
+    if run.wants("training", "characters"):
         yield _characters_row(run)
 
 

@@ -193,6 +193,10 @@ class Run:
     quick: bool = False
     compiled: bool = False  # torch.compile as one more contender
 
+    def wants(self, family: str, name: str) -> bool:
+        """Whether `--only` matches a case."""
+        return re.search(self.only, f"{family} {name}") is not None
+
     @property
     def rounds(self) -> int:
         return 3 if self.quick else 9
@@ -284,7 +288,8 @@ def race_beside_floor(timers: dict[str, Timer], work: Work, run: Run) -> tuple:
 
 
 def race_entries(family: str, entries: list[Entry], run: Run) -> Iterator[Row]:
-    """Rows of all phases of all entries."""
+    """Rows of all phases of all entries that are wanted."""
+    entries = [entry for entry in entries if run.wants(family, entry.name)]
     for entry in entries:
         yield from _race_entry(family, entry, run)
 

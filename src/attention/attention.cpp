@@ -48,14 +48,14 @@ int read_plain(const BNNSNDArrayDescriptor& d, Access access, const char* word, 
   return 0;
 }
 
-constexpr Words kQuery = {"query.input",          "query.weights",          "query.bias",
-                          "query.input gradient", "query.weights gradient", "query.bias gradient"};
-constexpr Words kKey = {"key.input",          "key.weights",          "key.bias",
-                        "key.input gradient", "key.weights gradient", "key.bias gradient"};
-constexpr Words kValue = {"value.input",          "value.weights",          "value.bias",
-                          "value.input gradient", "value.weights gradient", "value.bias gradient"};
-constexpr Words kOutput = {"output",      "output.weights",          "output.bias",
-                           "grad_output", "output.weights gradient", "output.bias gradient"};
+constexpr Words kWords[] = {
+    {"query.input", "query.weights", "query.bias",
+     "query.input gradient", "query.weights gradient", "query.bias gradient"},
+    {"key.input", "key.weights", "key.bias", "key.input gradient", "key.weights gradient", "key.bias gradient"},
+    {"value.input", "value.weights", "value.bias",
+     "value.input gradient", "value.weights gradient", "value.bias gradient"},
+    {"output", "output.weights", "output.bias", "grad_output", "output.weights gradient", "output.bias gradient"}};
+constexpr const Words &kQuery = kWords[0], &kKey = kWords[1], &kValue = kWords[2], &kOutput = kWords[3];
 
 Weights weights_of(const View& view, size_t first) {  // first: 0 with inputs, 1 without (the tuple begins at the width)
   Weights w;
@@ -146,16 +146,16 @@ int Attention::prepare_projection(const BNNSMHAProjectionParameters& p, const Wo
   to->weights = weights_of(to->w, 0);
   const Weights& w = to->weights;
   if (w.inputs != to->inputs)
-    return fail("%s: expected weights for %zu inputs; got (%zu, %zu, %zu)", words.weights, to->inputs, w.inputs, w.width,
-                w.heads);
+    return fail("%s: expected weights for %zu inputs; got (%zu, %zu, %zu)", words.weights, to->inputs, w.inputs,
+                w.width, w.heads);
   if (!p.bias.data) return 0;
   if (read_plain(p.bias, Access::read, words.bias, 2, &to->bias_view) != 0 ||
       check_data(to->bias_view, Access::read, words.bias) != 0)
     return -1;
   to->bias = weights_of(to->bias_view, 1);
   if (to->bias.width != w.width || to->bias.heads != w.heads)
-    return fail("%s: expected (%zu, %zu), width and heads; got (%zu, %zu)", words.bias, w.width, w.heads, to->bias.width,
-                to->bias.heads);
+    return fail("%s: expected (%zu, %zu), width and heads; got (%zu, %zu)", words.bias, w.width, w.heads,
+                to->bias.width, to->bias.heads);
   return 0;
 }
 
@@ -331,82 +331,76 @@ int Attention::find_work(size_t bytes, const size_t* given_size, void* given, Jo
   return 0;
 }
 
-// What is written lies apart from what is read and from everything else that is written. Gradients of inputs may be one
-// and the same.
-int Attention::check_places(const Job& job, bool is_forward) const {
-  Place writes[14], reads[16];
-  size_t written = 0, read = 0;
-  const auto add = [&](Place* to, size_t* count, const char* word, const View& view, const void* data, size_t step,
-                       size_t batch) {
-    if (data) to[(*count)++] = {word, &view, data, step, batch};
-  };
+struct Places {
+  Place list[16];
+  size_t count = 0;
+
+  void add(const char* word, const View& view, const void* data, size_t step = 0, size_t batch = 1) {
+    if (data) list[count++] = {word, &view, data, step, batch};
+  }
+};
+
+void Attention::add_reads(const Job& job, bool is_forward, Places* reads) const {
   const size_t n = job.batch;
-  add(reads, &read, "query", q_.x, job.q.data, job.q.step, n);
-  add(reads, &read, "key", k_.x, job.k.data, job.k.step, n);
-  add(reads, &read, "value", v_.x, job.v.data, job.v.step, n);
-  add(reads, &read, "key_mask", job.hidden_view, job.hidden, job.hidden_batch, n);
-  add(reads, &read, "attention_bias", job.added_view, job.added.data, 0, 1);
-  if (options().use_client_ptr) {
-    add(reads, &read, "query.weights", q_.w, q_.weights.data, 0, 1);
-    add(reads, &read, "key.weights", k_.w, k_.weights.data, 0, 1);
-    add(reads, &read, "value.weights", v_.w, v_.weights.data, 0, 1);
-    add(reads, &read, "output.weights", o_.w, o_.weights.data, 0, 1);
-    add(reads, &read, "query.bias", q_.bias_view, q_.bias.data, 0, 1);
-    add(reads, &read, "key.bias", k_.bias_view, k_.bias.data, 0, 1);
-    add(reads, &read, "value.bias", v_.bias_view, v_.bias.data, 0, 1);
-    add(reads, &read, "output.bias", o_.bias_view, o_.bias.data, 0, 1);
-    add(reads, &read, "key_bias", key_bias_view_, key_bias_.data, 0, 1);
-    add(reads, &read, "value_bias", value_bias_view_, value_bias_.data, 0, 1);
+  reads->add("query", q_.x, job.q.data, job.q.step, n);
+  reads->add("key", k_.x, job.k.data, job.k.step, n);
+  reads->add("value", v_.x, job.v.data, job.v.step, n);
+  reads->add("key_mask", job.hidden_view, job.hidden, job.hidden_batch, n);
+  reads->add("attention_bias", job.added_view, job.added.data);
+  if (!is_forward) reads->add("grad_output", job.dy_view, job.y.data, job.y.step, n);
+  if (!options().use_client_ptr) return;
+  const Projection* projections[] = {&q_, &k_, &v_, &o_};
+  for (size_t i = 0; i < 4; ++i) {
+    reads->add(kWords[i].weights, projections[i]->w, projections[i]->weights.data);
+    reads->add(kWords[i].bias, projections[i]->bias_view, projections[i]->bias.data);
   }
-  if (is_forward) {
-    add(writes, &written, "output", o_.x, job.y.data, job.y.step, n);
-  } else {
-    add(reads, &read, "grad_output", job.dy_view, job.y.data, job.y.step, n);
-    const Delta* deltas[] = {&job.dq, &job.dk, &job.dv};
-    const Words* const words[] = {&kQuery, &kKey, &kValue};
-    for (size_t i = 0; i < 3; ++i) {
-      const Delta& d = *deltas[i];
-      bool is_repeated = false;
-      for (size_t l = 0; l < i; ++l) is_repeated |= d.x.data == deltas[l]->x.data;
-      if (!is_repeated) add(writes, &written, words[i]->input_gradient, d.x_view, d.x.data, d.x.step, n);
-      add(writes, &written, words[i]->weights_gradient, d.w_view, d.weights.data, 0, 1);
-      add(writes, &written, words[i]->bias_gradient, d.bias_view, d.bias.data, 0, 1);
-    }
-    add(writes, &written, "output.weights gradient", job.output.w_view, job.output.weights.data, 0, 1);
-    add(writes, &written, "output.bias gradient", job.output.bias_view, job.output.bias.data, 0, 1);
-    add(writes, &written, "key_bias gradient", job.key_bias_view, job.key_bias.data, 0, 1);
-    add(writes, &written, "value_bias gradient", job.value_bias_view, job.value_bias.data, 0, 1);
+  reads->add("key_bias", key_bias_view_, key_bias_.data);
+  reads->add("value_bias", value_bias_view_, value_bias_.data);
+}
+
+// Gradients of inputs may be one and the same.
+void Attention::add_writes(const Job& job, bool is_forward, Places* writes) const {
+  if (is_forward) return writes->add("output", o_.x, job.y.data, job.y.step, job.batch);
+  const Delta* deltas[] = {&job.dq, &job.dk, &job.dv, &job.output};
+  for (size_t i = 0; i < 4; ++i) {
+    const Delta& d = *deltas[i];
+    bool is_repeated = false;
+    for (size_t l = 0; l < i; ++l) is_repeated |= d.x.data == deltas[l]->x.data;
+    if (!is_repeated) writes->add(kWords[i].input_gradient, d.x_view, d.x.data, d.x.step, job.batch);
+    writes->add(kWords[i].weights_gradient, d.w_view, d.weights.data);
+    writes->add(kWords[i].bias_gradient, d.bias_view, d.bias.data);
   }
-  for (size_t i = 0; i < written; ++i) {
-    for (size_t l = 0; l < read; ++l)
-      if (check_apart(writes[i], reads[l]) != 0) return -1;
+  writes->add("key_bias gradient", job.key_bias_view, job.key_bias.data);
+  writes->add("value_bias gradient", job.value_bias_view, job.value_bias.data);
+}
+
+// What is written lies apart from what is read and from everything else that is written.
+int Attention::check_places(const Job& job, bool is_forward) const {
+  Places writes, reads;
+  add_reads(job, is_forward, &reads);
+  add_writes(job, is_forward, &writes);
+  for (size_t i = 0; i < writes.count; ++i) {
+    for (size_t l = 0; l < reads.count; ++l)
+      if (check_apart(writes.list[i], reads.list[l]) != 0) return -1;
     for (size_t l = 0; l < i; ++l)
-      if (check_apart(writes[i], writes[l]) != 0) return -1;
+      if (check_apart(writes.list[i], writes.list[l]) != 0) return -1;
   }
   return 0;
 }
 
 // ---- forward ----
 
-int Attention::check_cache_for_forward(const Forward& a, Job* job) const {
-  if (!a.cache) return 0;
-  const size_t bytes = cache_bytes(a.batch);
-  if (!a.cache_size) return fail("cache_size: expected the size of the cache; got NULL");
-  if (*a.cache_size < bytes) return fail("cache: expected %zu bytes; got %zu", bytes, *a.cache_size);
-  if (reinterpret_cast<uintptr_t>(a.cache) % alignof(uint64_t) != 0)
-    return fail("cache: expected an address aligned to 8 bytes; got %p", a.cache);
-  job->cache = static_cast<std::byte*>(a.cache);
+int Attention::check_cache(size_t batch, size_t size, const void* cache) const {
+  const size_t bytes = cache_bytes(batch);
+  if (size < bytes) return fail("cache: expected %zu bytes; got %zu", bytes, size);
+  if (reinterpret_cast<uintptr_t>(cache) % alignof(uint64_t) != 0)
+    return fail("cache: expected an address aligned to 8 bytes; got %p", cache);
   return 0;
 }
 
 namespace {
 
-// A size that was asked for.
-int give_size(size_t bytes, size_t* to) {
-  if (bytes == SIZE_MAX) return fail("batch_size: expected sizes that can be addressed; they overflow");
-  *to = bytes;
-  return 0;
-}
+int fail_as_too_large() { return fail("batch_size: expected sizes that can be addressed; they overflow"); }
 
 }  // namespace
 
@@ -414,7 +408,7 @@ int Attention::forward(const Forward& a) {
   const bool asks_cache = a.cache_size && !a.cache, asks_work = a.work_size && !a.work;
   if (asks_cache || asks_work) {
     const size_t cache = cache_bytes(a.batch), work = plan_bytes(a.batch, false, a.cache || asks_cache);
-    if (cache == SIZE_MAX || work == SIZE_MAX) return give_size(SIZE_MAX, nullptr);
+    if (cache == SIZE_MAX || work == SIZE_MAX) return fail_as_too_large();
     if (asks_cache) *a.cache_size = cache;
     if (asks_work) *a.work_size = work;
     return 0;
@@ -430,9 +424,13 @@ int Attention::forward(const Forward& a) {
   job.y = {a.y, o_.x.type, step, o_.row, o_.column};
   if (check_places(job, true) != 0) return -1;
   const size_t bytes = plan_bytes(a.batch, false, a.cache);
-  if (bytes == SIZE_MAX || cache_bytes(a.batch) == SIZE_MAX) return give_size(SIZE_MAX, nullptr);
-  if (check_cache_for_forward(a, &job) != 0 || !scratch() || find_work(bytes, a.work_size, a.work, &job) != 0)
-    return -1;
+  if (bytes == SIZE_MAX || cache_bytes(a.batch) == SIZE_MAX) return fail_as_too_large();
+  if (a.cache) {
+    if (!a.cache_size) return fail("cache_size: expected the size of the cache; got NULL");
+    if (check_cache(a.batch, *a.cache_size, a.cache) != 0) return -1;
+    job.cache = static_cast<std::byte*>(a.cache);
+  }
+  if (!scratch() || find_work(bytes, a.work_size, a.work, &job) != 0) return -1;
   run_forward(job);
   return 0;
 }
@@ -444,10 +442,7 @@ int Attention::check_cache_for_backward(const Backward& a, Job* job) const {
     if (has_dropout()) return fail("cache: expected what apply filled, which holds what was dropped; got none");
     return 0;
   }
-  const size_t bytes = cache_bytes(a.batch);
-  if (a.cache_size < bytes) return fail("cache: expected %zu bytes; got %zu", bytes, a.cache_size);
-  if (reinterpret_cast<uintptr_t>(a.cache) % alignof(uint64_t) != 0)
-    return fail("cache: expected an address aligned to 8 bytes; got %p", a.cache);
+  if (check_cache(a.batch, a.cache_size, a.cache) != 0) return -1;
   CacheHeader header;
   std::memcpy(&header, a.cache, sizeof header);
   const CacheHeader expected = header_of(a.batch, header.start);
@@ -477,8 +472,8 @@ int Attention::check_delta(BNNSMHAProjectionParameters* delta, const Projection&
   const bool is_output = &like == &o_;
   if (delta->target_desc.data && !is_output) {
     size_t step;
-    if (read_gradient(delta->target_desc, like.x, Access::write, job->batch, delta->target_desc.stride[2], words.input_gradient,
-                      &to->x_view, &step) != 0)
+    if (read_gradient(delta->target_desc, like.x, Access::write, job->batch, delta->target_desc.stride[2],
+                      words.input_gradient, &to->x_view, &step) != 0)
       return -1;
     const View& view = to->x_view;
     to->x = {view.data, view.type, step, stride_of(view, 0), stride_of(view, 1)};
@@ -552,15 +547,18 @@ int Attention::check_types() const {
 
 int Attention::backward(const Backward& a) {
   const bool has_cache = a.cache && a.cache_size > 0;
-  if (a.work_size && !a.work) return give_size(plan_bytes(a.batch, true, has_cache), a.work_size);
+  if (a.work_size && !a.work) {
+    const size_t bytes = plan_bytes(a.batch, true, has_cache);
+    if (bytes == SIZE_MAX) return fail_as_too_large();
+    *a.work_size = bytes;
+    return 0;
+  }
   if (a.batch == 0) return 0;
   Job job;
   job.batch = a.batch;
   if (check_types() != 0 || check_deltas(a, &job) != 0) return -1;
   const bool repeats = !has_cache && (job.wants_core() || job.output.weights.data);
-  if (has_cache || job.wants_core() || repeats) {
-    if (check_cache_for_backward(a, &job) != 0) return -1;
-  }
+  if ((has_cache || repeats) && check_cache_for_backward(a, &job) != 0) return -1;
   const char* why = repeats ? "the forward pass is computed again from" : "the gradient of the weights needs";
   if ((repeats || job.dq.weights.data) && need(a.q, "query", why) != 0) return -1;
   if ((repeats || job.dk.weights.data) && need(a.k, "key", why) != 0) return -1;
@@ -570,7 +568,7 @@ int Attention::backward(const Backward& a) {
       check_places(job, false) != 0)
     return -1;
   const size_t bytes = plan_bytes(a.batch, true, has_cache);
-  if (bytes == SIZE_MAX) return give_size(SIZE_MAX, nullptr);
+  if (bytes == SIZE_MAX) return fail_as_too_large();
   if (!scratch() || find_work(bytes, a.work_size, a.work, &job) != 0) return -1;
   run_backward(job);
   return 0;

@@ -89,7 +89,8 @@ struct Job {
   bool wants_core() const { return dq.any() || dk.any() || dv.any() || key_bias.data || value_bias.data; }
 };
 
-struct Words;  // attention.cpp
+struct Places;  // attention.cpp
+struct Words;
 
 // What begins a cache.
 struct CacheHeader {
@@ -169,11 +170,13 @@ class Attention final : public Filter {
                    size_t v_stride, bool needs_q, bool needs_k, bool needs_v, Job* job) const;
   int check_hidden(const BNNSNDArrayDescriptor* hidden, size_t stride, Job* job) const;
   int check_added(const BNNSNDArrayDescriptor* added, Job* job) const;
-  int check_cache_for_forward(const Forward& a, Job* job) const;
+  int check_cache(size_t batch, size_t size, const void* cache) const;
   int check_cache_for_backward(const Backward& a, Job* job) const;
   int check_delta(BNNSMHAProjectionParameters* delta, const Projection& like, const Words& words, Job* job, Delta* to);
   int check_deltas(const Backward& a, Job* job);
   int check_aliases(const Job& job) const;
+  void add_reads(const Job& job, bool is_forward, Places* reads) const;
+  void add_writes(const Job& job, bool is_forward, Places* writes) const;
   int check_places(const Job& job, bool is_forward) const;
   int find_work(size_t bytes, const size_t* given_size, void* given, Job* job) const;
 

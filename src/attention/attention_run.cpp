@@ -458,8 +458,8 @@ void Attention::attend(const Job& job, const Plan& plan) const {
         ref::forward(head, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats);
       } else {
         float* kept = plan.rows.p ? plan.rows.p + (b * heads_ + h) * kept_each() : nullptr;
-        kernels.forward(head, coming, forward_blocks_, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats,
-                        kept, reinterpret_cast<float*>(scratch()));
+        kernels.forward(head, coming, forward_blocks_, first, count, a, row, plan.rows.top + stats,
+                        plan.rows.inverse + stats, kept, reinterpret_cast<float*>(scratch()));
       }
     }
   });

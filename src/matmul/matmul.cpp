@@ -460,7 +460,8 @@ struct Direct {
       return -1;
     e.letters_spread = false;
     if (Form::read(e, text.buffer, views, words, &form) != 0) return -1;
-    const Tensor tensors[] = {{&view[kA], view[kA].data, 0}, {&view[kB], view[kB].data, 0}, {&view[kC], view[kC].data, 0}};
+    const Tensor tensors[] = {
+        {&view[kA], view[kA].data, 0}, {&view[kB], view[kB].data, 0}, {&view[kC], view[kC].data, 0}};
     const size_t roles[] = {kA, kB, kC};
     problem = problem_of(form, 2, alpha, 1, tensors, roles);
     return 0;

@@ -146,10 +146,11 @@ class Indices {
       form_.extent[i] = tensor == kC ? 1 : extent;
       ++form_.count;
     }
-    const bool repeats = is_in_[i][tensor], spreads = tensor != kC && !repeats && (is_star(key) || letters_spread_);
+    const bool repeats = is_in_[i][tensor], may_spread = tensor != kC && (is_star(key) || letters_spread_);
     size_t& all = form_.extent[i];
-    if (repeats ? (form_.axes[i][tensor] ? all : 1) != extent : extent != all && !(spreads && (extent == 1 || all == 1)))
-      return refuse(tensor, key, all, extent);
+    const size_t before = form_.axes[i][tensor] ? all : 1;  // of this tensor's other axis
+    const bool fits = repeats ? extent == before : extent == all || (may_spread && (extent == 1 || all == 1));
+    if (!fits) return refuse(tensor, key, all, extent);
     all = std::max(all, extent);
     is_in_[i][tensor] = true;
     if (extent == 1) return 0;
