@@ -470,7 +470,7 @@ class ForwardCall {
     job.low = low();
     job.stream_y = stream_y_;
     job.stream_copy = stream_copy_;
-    job.ahead = x_ready_ ? length : 0;
+    job.ahead = x_ready_ && stream_y_ ? length : 0;
     plan_.kernels->row_forward(&job);
     for (size_t k = 0; k < count; ++k) {
       if (state_) keep(first + k, job.standard[k]);
@@ -974,7 +974,7 @@ class BackwardCall {
     job.dbeta = dbeta;
     job.dgamma = dbeta ? dbeta + length : nullptr;
     job.stream = stream_;
-    job.ahead = stages_ ? 0 : rows_.by_run ? plan_.sample() : length;
+    job.ahead = !stream_ ? 0 : rows_.by_run ? plan_.sample() : length;
     if (!rows_.by_run) set_spans(plan_, row_at(block, first), count, spans);
     for (size_t k = 0; k < count; ++k) {
       const size_t row = row_at(block, first + k);
