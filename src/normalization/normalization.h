@@ -1,5 +1,5 @@
-// Normalization: what the desk (normalization.cpp), the computation (normalization_run.cpp), the kernels and the
-// reference loops share.
+// Normalization: what the desk (normalization.cpp), the computation (normalization_forward.cpp, …_backward.cpp), the
+// kernels and the reference loops share.
 //
 // Letters: N samples, each of C channels of H·W values; μ and v are mean and population variance of one group of
 // values (spec normalization.md 2), r = 1/sqrt(v + ε).

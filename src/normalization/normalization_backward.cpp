@@ -1,0 +1,540 @@
+// Normalization, backward: the sums of all groups, then their input gradients. Letters as in normalization.h.
+#include <algorithm>
+
+#include "base/memory.h"
+#include "normalization/normalization.h"
+#include "normalization/normalization_walk.h"
+
+namespace obn::normalization {
+namespace {
+
+constexpr size_t kNearValues = size_t{1} << 15;  // of a group, so that four times as many floats lie near
+constexpr size_t kRowBlocks = 64;                // partial sums of dγ and dβ, at most
+constexpr size_t kRowBlockRows = 16;             // rows of each, at least
+
+// How dγ and dβ of rows are summed: over the samples of each run, or over blocks of rows.
+struct RowPlan {
+  bool by_run;
+  size_t blocks;      // accumulators (P) for each of dγ and dβ
+  size_t block_rows;  // of a block
+
+  RowPlan(const Plan& plan, size_t batch, size_t dbeta_count, size_t dgamma_count) {
+    const size_t rows = batch * plan.runs;
+    by_run = plan.runs > 1 && std::max({plan.gamma.count, dbeta_count, dgamma_count}) > plan.length;
+    // no more of them than a few million values
+    const size_t most = std::clamp<size_t>((size_t{1} << 21) / plan.length, 4, kRowBlocks);
+    const size_t least_rows = rows * plan.length <= kPiece ? rows : kRowBlockRows;
+    block_rows = by_run ? batch : std::max(least_rows, (rows + most - 1) / most);
+    blocks = by_run ? plan.runs : (rows + block_rows - 1) / block_rows;
+  }
+};
+
+// The two means of the input gradient.
+struct Means {
+  float g, g_xhat;
+};
+
+struct BackwardWork {
+  float* gamma;
+  Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
+  Means* means;   // (groups)
+  float* partial; // rows: (blocks, 2, P): dβ, dγ
+  float* stage;
+
+  BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
+    gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
+    sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
+    means = room->take<Means>(plan.groups(batch));
+    partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
+    const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
+    stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
+  }
+};
+
+Mask mask_of(const Plan& plan, const Tensor& y) {
+  if (!plan.is_relu) return Mask::none;
+  return masks_by_input(plan) && y.walk.type == BNNSDataTypeFloat32 ? Mask::input : Mask::output;
+}
+
+// dz is made in a buffer unless the kernels can take dy and y as they are.
+bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor& dx) {
+  if (!is_ready(plan, dy) || (dx.is_given() && !is_ready(plan, dx))) return true;
+  if (plan.activation.is_identity()) return false;
+  return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
+}
+
+bool streams_gradient(const Plan& plan, size_t batch) {
+  return batch * plan.sample() * sizeof(float) * 2 >= kStreamBytes;
+}
+
+class BackwardCall {
+ public:
+  BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+               const RunSink* sink = nullptr, const Tensor* twin = nullptr)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), twin_(twin),
+        accumulate_(accumulate),
+        dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
+        mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
+        room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
+    gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
+    stream_ = streams_gradient(plan, batch_) && !stages_ && !accumulate;
+  }
+
+  // All sums; with them, group by group, the input gradient where it is given.
+  void run() {
+    read_parameter(plan_.gamma, work_.gamma);
+    if (plan_.is_rows) {
+      run_rows();
+      return;
+    }
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
+        for (size_t k = first; k < first + count; ++k) columns(k);
+      });
+    } else {
+      const size_t groups = plan_.groups(batch_);
+      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
+                [&](size_t first, size_t count) {
+        bool is_summed = false;
+        for (size_t g = first; g < first + count; ++g) is_summed = group(g, g + 1 < first + count, is_summed);
+        if (stream_) plan_.kernels->end_streams();
+      });
+    }
+    if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
+    if (dgamma_.is_wanted) store_channel_sums(dgamma_, &Sums::dz_xhat);
+  }
+
+  // After run(): the input gradient of some samples, run by run. dx_ begins at sample `first`.
+  void run_input(size_t first, size_t count) const {
+    if (plan_.is_columns()) {
+      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
+      by_pieces(blocks, groups_together(blocks, count * kColumns), plan_.threads, [&](size_t from, size_t some) {
+        for (size_t k = from; k < from + some; ++k) input_columns(k, first, count);
+      });
+      return;
+    }
+    const size_t runs = count * plan_.runs;
+    by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
+      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
+    });
+  }
+
+ private:
+  // dz of a group in `buffer`
+  void make_dz(const Span& span, float* buffer) const {
+    load_group(dy_, span, buffer);
+    if (plan_.activation.is_identity()) return;
+    float* block = reinterpret_cast<float*>(scratch());
+    for (size_t s = 0; s < span.samples; ++s) {
+      const Walk walk = walk_at(y_, span.n + s);
+      Cursor from(walk, span.first);
+      for (size_t i = 0; i < span.length; i += kBlock) {
+        const size_t n = std::min(kBlock, span.length - i);
+        activation::read_row(conversion(), from, n, block);
+        plan_.activation.backward(block, buffer + s * span.length + i, n);
+      }
+    }
+  }
+
+  Runs kept(const Span& span) const {
+    return {const_cast<float*>(state_.x) + span.n * state_.x_step + span.first,
+            span.samples > 1 ? state_.x_step : plan_.length};
+  }
+
+  Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
+
+  // The tensors of a group as the kernels take them.
+  Gradient job_of(const Span& span, size_t g, float* stage) const {
+    Gradient job;
+    job.count = 1;
+    job.length = plan_.length;
+    job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
+    if (mask_ == Mask::output) job.y = runs_in(plan_, y_, span);
+    job.x = kept(span);
+    job.standard = standard_at(g);
+    job.mask = mask_;
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+
+  // γ and, for the mask, both parameters of the forward call.
+  void set_channel(Gradient* job, size_t run) const {
+    job->gamma = gamma_ ? gamma_ + run : &kOne;
+    if (mask_ != Mask::input) return;
+    job->mask_gamma = state_.gamma[run];
+    job->mask_beta = state_.beta[run];
+  }
+
+  static void advance(Gradient* job) {
+    job->dy.data += job->dy.step;
+    if (job->y.data) job->y.data += job->y.step;
+    job->x.data += job->x.step;
+    if (job->dx.data) job->dx.data += job->dx.step;
+    if (job->also.data) job->also.data += job->also.step;
+  }
+
+  // Where the sums of a group's channels go.
+  Sums* sums_at(const Span& span, size_t g) const {
+    return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
+  }
+
+  // Its sums may have been gathered already; those of the next group are gathered while this one's gradient is
+  // written. True: they are.
+  bool group(size_t g, bool has_next, bool is_summed) const {
+    const Span span = span_of(plan_, batch_, g);
+    float* stage = stages_ ? stage_of(work_.stage, g, span.values()) : nullptr;
+    if (stages_) make_dz(span, stage);
+    Gradient job = job_of(span, g, stage);
+    if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
+    if (twin_) job.also = runs_in(plan_, *twin_, span);
+    job.stream = stream_;
+    const PerChannel gamma = {gamma_, kOne};
+    const size_t run = span.first / plan_.length;
+    const bool shares_gamma = span.samples > 1 || span.length == plan_.length;
+    const size_t count = shares_gamma ? 1 : span.length / plan_.length;
+    job.count = span.samples;
+    Sums all, *sums = sums_at(span, g);
+    Gradient at = job;
+    for (size_t k = 0; k < count; ++k, advance(&at)) {
+      set_channel(&at, run + k);
+      if (!is_summed) sums[k] = plan_.kernels->channel_sums(at);
+      all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
+      all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
+    }
+    work_.means[g] = means_of(all, static_cast<double>(span.values()));
+    if (sink_) {
+      drain(job, g, span);
+      return false;
+    }
+    if (!dx_.is_given()) return false;
+    set_means(&job, g);
+    // two places take so long to write that the next group may come back from a farther cache
+    const bool gathers = has_next && stream_ && span.values() <= kNearValues * (twin_ ? 4 : 1);
+    Gradient next;
+    Span next_span = {};
+    if (gathers) {
+      next_span = span_of(plan_, batch_, g + 1);
+      next = job_of(next_span, g + 1, nullptr);
+      job.next = &next;
+      job.next_sums = sums_at(next_span, g + 1);
+    }
+    for (size_t k = 0; k < count; ++k, advance(&job)) {
+      set_channel(&job, run + k);
+      if (gathers) set_channel(&next, next_span.first / plan_.length + k);
+      plan_.kernels->channel_gradient(job);
+      if (!gathers) continue;
+      advance(&next);
+      ++job.next_sums;
+    }
+    if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+    return gathers;
+  }
+
+  // The input gradient run by run, last run first: it was read last.
+  void drain(Gradient job, size_t g, const Span& span) const {
+    const size_t run = span.first / plan_.length, runs = span.values() / plan_.length;
+    const bool has_samples = span.samples > 1;
+    float* u = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
+    job.stream = false;
+    set_means(&job, g);
+    if (sink_->takes_groups) {
+      set_channel(&job, run);
+      job.dx = {u, plan_.length};
+      plan_.kernels->channel_gradient(job);
+      if (run + 1 < plan_.runs && span.values() <= kNearValues) {
+        for (size_t n = 0; n < batch_; ++n) {
+          bring_near(address(dy_, n, (run + 1) * plan_.length), plan_.length);
+          bring_near(state_.x + n * state_.x_step + (run + 1) * plan_.length, plan_.length);
+        }
+      }
+      return sink_->take(sink_->context, 0, run, u);
+    }
+    job.count = 1;
+    for (size_t k = runs; k-- > 0;) {
+      Gradient one = job;
+      one.dy.data += k * job.dy.step;
+      if (one.y.data) one.y.data += k * job.y.step;
+      one.x.data += k * job.x.step;
+      one.dx = {u, 0};
+      set_channel(&one, has_samples ? run : run + k);
+      plan_.kernels->channel_gradient(one);
+      sink_->take(sink_->context, has_samples ? k : span.n, has_samples ? run : run + k, u);
+    }
+  }
+
+  static Means means_of(const Sums& sums, double size) {
+    return {static_cast<float>(sums.dz / size), static_cast<float>(sums.dz_xhat / size)};
+  }
+  void set_means(Gradient* job, size_t g) const {
+    job->mean_g = work_.means[g].g;
+    job->mean_g_xhat = work_.means[g].g_xhat;
+  }
+
+  // Run r of sample first + s.
+  void input_run(size_t first, size_t s, size_t r) const {
+    const Span span = {first + s, 1, r * plan_.length, plan_.length};
+    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
+    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
+    if (stages_) make_dz(span, stage);
+    float* dx = address(dx_, s, span.first);
+    if (plan_.is_rows) {
+      RowGradient job = row_job(r, 1);
+      set_row(&job, 0, span, stage);
+      job.dx[0] = dx;
+      job.mean_g[0] = work_.means[g].g;
+      job.mean_g_xhat[0] = work_.means[g].g_xhat;
+      plan_.kernels->row_gradient(job);
+      return;
+    }
+    Gradient job = job_of(span, g, stage);
+    job.dx = {dx, 0};
+    set_means(&job, g);
+    set_channel(&job, r);
+    plan_.kernels->channel_gradient(job);
+  }
+
+  // ---- columns ----
+
+  // `count` samples from `first` on of a block of columns; dx is left out.
+  ColumnGradient column_job(size_t c, size_t width, size_t first, size_t count, float* stage) const {
+    ColumnGradient job;
+    job.rows = count;
+    job.width = width;
+    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
+    if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
+    job.x = {const_cast<float*>(state_.x) + first * state_.x_step + c, state_.x_step};
+    job.mean = state_.mean + c;
+    job.r = state_.r + c;
+    job.rest = state_.rest + c;
+    job.mask = mask_;
+    if (mask_ == Mask::input) {
+      job.mask_gamma = state_.gamma + c;
+      job.mask_beta = state_.beta + c;
+    }
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+
+  void column_gradient(ColumnGradient job, size_t c) const {
+    float gammas[kColumns], mean_g[kColumns], mean_g_xhat[kColumns];
+    const PerChannel gamma = {gamma_, kOne};
+    for (size_t i = 0; i < job.width; ++i) {
+      gammas[i] = gamma[c + i];
+      mean_g[i] = work_.means[c + i].g;
+      mean_g_xhat[i] = work_.means[c + i].g_xhat;
+    }
+    job.gamma = gammas;
+    job.mean_g = mean_g;
+    job.mean_g_xhat = mean_g_xhat;
+    plan_.kernels->column_gradient(job);
+  }
+
+  void columns(size_t block) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    const Span span = {0, batch_, c, width};
+    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
+    if (stages_) make_dz(span, stage);
+    ColumnGradient job = column_job(c, width, 0, batch_, stage);
+    Sums* sums = work_.sums + c;
+    plan_.kernels->column_sums(job, sums);
+    const PerChannel gamma = {gamma_, kOne};
+    const double inverse = 1.0 / static_cast<double>(batch_);
+    for (size_t i = 0; i < width; ++i) {
+      const double scale = static_cast<double>(gamma[c + i]);
+      work_.means[c + i] = {static_cast<float>(scale * sums[i].dz * inverse),
+                            static_cast<float>(scale * sums[i].dz_xhat * inverse)};
+    }
+    if (!dx_.is_given()) return;
+    job.dx = stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
+    if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // Columns of samples first … first + count - 1.
+  void input_columns(size_t block, size_t first, size_t count) const {
+    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
+    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
+    if (stages_) make_dz({first, count, c, width}, stage);
+    ColumnGradient job = column_job(c, width, first, count, stage);
+    job.dx = {address(dx_, 0, c), dx_.step};
+    column_gradient(job, c);
+  }
+
+  // Sums of all samples, channel by channel.
+  void store_channel_sums(const ParameterGradient& gradient, double Sums::*member) const {
+    const size_t samples = plan_.spans_batch() ? 1 : batch_;
+    float row[kBlock], old_row[kBlock];
+    Cursor to(gradient.walk, 0), old(gradient.walk, 0);
+    for (size_t c = 0; c < plan_.runs; c += kBlock) {
+      const size_t count = std::min(kBlock, plan_.runs - c);
+      for (size_t i = 0; i < count; ++i) {
+        double sum = 0.0;
+        for (size_t n = 0; n < samples; ++n) sum += work_.sums[n * plan_.runs + c + i].*member;
+        row[i] = static_cast<float>(sum);
+      }
+      store_values(to, old, count, row, gradient.accumulate, old_row);
+    }
+  }
+
+  // ---- rows ----
+
+  // Rows that share γ: block k is run k of all samples, or block_rows rows one after the other.
+  size_t row_at(size_t block, size_t i) const {
+    return rows_.by_run ? i * plan_.runs + block : block * rows_.block_rows + i;
+  }
+
+  void run_rows() {
+    const size_t rows = batch_ * plan_.runs, length = plan_.length;
+    const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
+    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads,
+              [&](size_t first, size_t count) {
+      for (size_t k = first; k < first + count; ++k) {
+        const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
+        float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
+        if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
+        for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
+      }
+      if (stream_) plan_.kernels->end_streams();
+    });
+    if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
+    if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
+  }
+
+  // `count` rows that share the γ of run r.
+  RowGradient row_job(size_t r, size_t count) const {
+    RowGradient job;
+    job.rows = count;
+    job.length = plan_.length;
+    job.gamma = along_run(plan_, gamma_, plan_.gamma.count, r);
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+  // What row k reads; dz is in the stage, if there is one.
+  void set_row(RowGradient* job, size_t k, const Span& span, float* stage) const {
+    const size_t row = span.n * plan_.runs + (plan_.runs == 1 ? 0 : span.first / plan_.length);
+    job->dy[k] = stages_ ? stage : address(dy_, span.n, span.first);
+    if (mask_ == Mask::output) job->y[k] = address(y_, span.n, span.first);
+    job->x[k] = state_.x + span.n * state_.x_step + span.first;
+    job->standard[k] = standard_at(row);
+  }
+
+  void some_rows(size_t block, size_t first, size_t count, float* dbeta) const {
+    const size_t length = plan_.length;
+    Span spans[kRowsTogether];
+    float* stages[kRowsTogether] = {};
+    RowGradient job = row_job(block, count);
+    job.dbeta = dbeta;
+    job.dgamma = dbeta ? dbeta + length : nullptr;
+    job.stream = stream_;
+    job.ahead = !stream_ ? 0 : rows_.by_run ? plan_.sample() : length;
+    if (!rows_.by_run) set_spans(plan_, row_at(block, first), count, spans);
+    for (size_t k = 0; k < count; ++k) {
+      const size_t row = row_at(block, first + k);
+      if (rows_.by_run) spans[k] = span_of(plan_, batch_, row);
+      if (stages_) {
+        stages[k] = work_.stage ? work_.stage + row * length
+                                : reinterpret_cast<float*>(scratch()) + kBlock + k * length;
+        make_dz(spans[k], stages[k]);
+      }
+      set_row(&job, k, spans[k], stages[k]);
+      if (dx_.is_given()) job.dx[k] = stages_ ? stages[k] : address(dx_, spans[k].n, spans[k].first);
+    }
+    if (!dx_.is_given()) {
+      plan_.kernels->row_sums(&job);
+      for (size_t k = 0; k < count; ++k) work_.means[row_at(block, first + k)] = {job.mean_g[k], job.mean_g_xhat[k]};
+      return;
+    }
+    plan_.kernels->row_backward(&job);
+    for (size_t k = 0; k < count && stages_; ++k)
+      store_group(dx_, spans[k], stages[k], accumulate_, reinterpret_cast<float*>(scratch()));
+  }
+
+  // dβ (which 0) or dγ (1): the accumulators of a run for the whole parameter, all of them for the part.
+  void store_row_sums(const ParameterGradient& gradient, size_t which) const {
+    const size_t length = plan_.length;
+    const bool is_whole = gradient.count > length;
+    by_pieces(gradient.count, kPiece, plan_.threads, [&](size_t first, size_t count) {
+      float row[kBlock], old_row[kBlock];
+      Cursor to(gradient.walk, first), old(gradient.walk, first);
+      for (size_t done = 0; done < count;) {
+        const size_t run = is_whole ? (first + done) / length : 0, i = (first + done) - run * length;
+        const size_t n = std::min({kBlock, count - done, length - i});
+        std::copy_n(work_.partial + (2 * run + which) * length + i, n, row);
+        for (size_t k = 1; k < rows_.blocks && !is_whole; ++k)
+          conversion().add(work_.partial + (2 * k + which) * length + i, row, n);
+        store_values(to, old, n, row, gradient.accumulate, old_row);
+        done += n;
+      }
+    });
+  }
+
+  const Plan& plan_;
+  const State& state_;
+  size_t batch_;
+  const Tensor &dy_, &y_, &dx_;
+  const RunSink* sink_;
+  const Tensor* twin_;
+  bool accumulate_;
+  const ParameterGradient &dbeta_, &dgamma_;
+  bool stages_;
+  Mask mask_;
+  RowPlan rows_;
+  Room room_;
+  BackwardWork work_;
+  const float* gamma_;
+  bool stream_;
+};
+
+}  // namespace
+
+// ---- the calls ----
+
+size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                      const ParameterGradient& dbeta, const ParameterGradient& dgamma) {
+  Room room(nullptr);
+  BackwardWork(plan, batch, stages_dz(plan, dy, y, dx), RowPlan(plan, batch, dbeta.count, dgamma.count),
+               dbeta.is_wanted || dgamma.is_wanted, &room);
+  return room.used();
+}
+
+void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+              bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
+              const RunSink* sink) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
+}
+
+bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                const Tensor& twin) {
+  return takes_moments(plan) && streams_gradient(plan, batch) && !stages_dz(plan, dy, y, dx) && is_ready(plan, twin);
+}
+
+void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
+                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work, nullptr, &twin).run();
+}
+
+void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
+                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
+  const Tensor none;
+  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).run();
+}
+
+void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
+                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
+                    std::byte* work) {
+  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
+}
+
+bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y) {
+  return takes_moments(plan) && plan.length <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
+}
+
+bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
+  return takes_sink(plan, dy, y) && plan.spans_batch() &&
+         plan.group_values(batch) <= kScratchBytes / 2 / sizeof(float);
+}
+
+}  // namespace obn::normalization

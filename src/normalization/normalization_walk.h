@@ -1,0 +1,175 @@
+// What both directions of the computation share: how a call is cut into groups, where their values lie, and how what is
+// not packed float32 is brought into that form. Letters as in normalization.h. Borders of pieces follow from shapes
+// alone, and sums of pieces are added in their order.
+#pragma once
+
+#include <algorithm>
+
+#include "base/memory.h"
+#include "normalization/normalization.h"
+
+namespace obn::normalization {
+
+using activation::by_pieces;
+using activation::Cursor;
+using activation::Walk;
+
+inline constexpr size_t kPiece = 16384;  // values of a piece, at least; fewer are not worth a thread
+inline constexpr size_t kBlock = 2048;   // values converted at a time
+inline constexpr size_t kStage = kScratchBytes / 4 - kBlock;  // floats of scratch for one group; a block has the rest
+inline constexpr size_t kStreamBytes = size_t{16} << 20;      // results from this on are written past the caches
+inline constexpr float kOne = 1.0f, kZero = 0.0f;
+
+inline const activation::Kernels& conversion() { return activation::targets.best(); }
+
+// Groups of a piece: not too few values, and some groups one after the other where there are many.
+inline size_t groups_together(size_t groups, size_t values) {
+  return std::max({size_t{1}, kPiece / values, std::min(groups / 16, std::max<size_t>(4, 4 * kPiece / values))});
+}
+
+// The same where a group's memory is read while that of the one before is written: more of them. A group has the same
+// result in any piece.
+inline size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) {
+  return std::max(groups_together(groups, values), groups / (4 * threads_for(thread_limit)));
+}
+
+// ---- workspace: counted first, then placed ----
+
+class Room {
+ public:
+  explicit Room(std::byte* block) : block_(block) {}
+
+  template <class T>
+  T* take(size_t rows, size_t columns = 1) {
+    size_t bytes;
+    if (used_ == SIZE_MAX || __builtin_mul_overflow(rows, columns, &bytes) ||
+        __builtin_mul_overflow(bytes, sizeof(T), &bytes) || bytes > SIZE_MAX / 2 - used_) {
+      used_ = SIZE_MAX;
+      return nullptr;
+    }
+    T* place = block_ ? reinterpret_cast<T*>(block_ + used_) : nullptr;
+    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return place;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* block_;
+  size_t used_ = 0;
+};
+
+// ---- tensors ----
+
+// Values first … first + length - 1 of samples n … n + samples - 1.
+struct Span {
+  size_t n, samples, first, length;
+
+  size_t values() const { return samples * length; }
+};
+
+inline Span span_of(const Plan& plan, size_t batch, size_t group) {
+  if (plan.spans_batch()) return {0, batch, group * plan.length, plan.length};
+  const size_t in_sample = plan.runs / plan.group_runs, length = plan.group_runs * plan.length;
+  return {group / in_sample, 1, group % in_sample * length, length};
+}
+
+// Of rows, where a group is a run: `count` of them. One division for all.
+inline void set_spans(const Plan& plan, size_t first, size_t count, Span* spans) {
+  size_t n = first / plan.runs, run = first - n * plan.runs;
+  for (size_t k = 0; k < count; ++k) {
+    spans[k] = {n, 1, run * plan.length, plan.length};
+    if (++run < plan.runs) continue;
+    run = 0;
+    ++n;
+  }
+}
+
+// Kernels can work on it where it lies.
+inline bool is_ready(const Plan& plan, const Tensor& t) {
+  if (t.walk.type != BNNSDataTypeFloat32) return false;
+  if (plan.is_columns()) return plan.runs == 1 || (t.walk.rank == 1 && t.walk.stride[0] == 1);
+  return plan.length == 1 || (t.walk.stride[0] == 1 && t.walk.extent[0] % plan.length == 0);
+}
+
+inline float* address(const Tensor& t, size_t n, size_t index) {
+  const size_t offset = t.walk.rank == 1 ? index * t.walk.stride[0] : Cursor(t.walk, index).offset();
+  return reinterpret_cast<float*>(t.walk.data) + n * t.step + offset;
+}
+
+// The runs of a group in a tensor that is ready.
+inline Runs runs_in(const Plan& plan, const Tensor& t, const Span& span) {
+  float* first = address(t, span.n, span.first);
+  if (span.samples > 1) return {first, t.step};
+  if (span.length == plan.length) return {first, 0};
+  return {first, static_cast<size_t>(address(t, span.n, span.first + plan.length) - first)};
+}
+
+// The runs of a group that lies in a buffer without gaps.
+inline Runs runs_in(const Plan& plan, float* buffer, const Span& span) {
+  return {buffer, span.samples > 1 ? span.length : plan.length};
+}
+
+inline Walk walk_at(const Tensor& t, size_t n) {
+  Walk walk = t.walk;
+  walk.data += n * t.step * bytes_of(walk.type);
+  return walk;
+}
+
+inline void load_group(const Tensor& t, const Span& span, float* buffer) {
+  for (size_t s = 0; s < span.samples; ++s) {
+    const Walk walk = walk_at(t, span.n + s);
+    Cursor from(walk, span.first);
+    activation::read_row(conversion(), from, span.length, buffer + s * span.length);
+  }
+}
+
+// row (n) to the place of `to`; `block` (kBlock) serves for adding.
+inline void store_values(Cursor& to, Cursor& old, size_t n, float* row, bool accumulate, float* block) {
+  for (size_t i = 0; i < n; i += kBlock) {
+    const size_t m = std::min(kBlock, n - i);
+    if (accumulate) {
+      activation::read_row(conversion(), old, m, block);
+      conversion().add(block, row + i, m);
+    }
+    activation::write_row(conversion(), to, m, row + i);
+  }
+}
+
+inline void store_group(const Tensor& t, const Span& span, float* buffer, bool accumulate, float* block) {
+  for (size_t s = 0; s < span.samples; ++s) {
+    const Walk walk = walk_at(t, span.n + s);
+    Cursor to(walk, span.first), old(walk, span.first);
+    store_values(to, old, span.length, buffer + s * span.length, accumulate, block);
+  }
+}
+
+// γ or β as packed float32; NULL: absent.
+inline const float* read_parameter(const Parameter& parameter, float* place) {
+  if (!parameter.is_read_each_call) return parameter.values;
+  Cursor from(parameter.walk, 0);
+  activation::read_row(conversion(), from, parameter.count, place);
+  return place;
+}
+
+// One γ or β of channels.
+struct PerChannel {
+  const float* values;
+  const float& absent;
+
+  const float& operator[](size_t run) const { return values ? values[run] : absent; }
+};
+
+// The γ or β along run r of rows.
+inline const float* along_run(const Plan& plan, const float* values, size_t count, size_t r) {
+  return values && count > plan.length ? values + r * plan.length : values;
+}
+
+// A buffer for one group at a time: the thread's own where it fits, else a place of the group in the workspace.
+inline float* stage_of(float* shared, size_t group, size_t values) {
+  return shared ? shared + group * values : reinterpret_cast<float*>(scratch()) + kBlock;
+}
+
+// Gradients of channels find where ReLU was open from x̂; but a half output may have become 0 by rounding.
+inline bool masks_by_input(const Plan& plan) { return plan.is_relu && !plan.is_rows; }
+
+}  // namespace obn::normalization
