@@ -177,7 +177,8 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
   }
 }
 
-// Runs along the lines.
+// Runs along the lines. What lies a few steps of k ahead is fetched: no run is long enough for the hardware to follow.
+constexpr size_t kStepsAhead = 24;
 template <class Type>
 OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, size_t lines, size_t width, size_t depth,
                               float* to) {
@@ -185,9 +186,12 @@ OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, siz
   const size_t reach = step >= vectors * kLanes ? depth - 1 : 0;  // steps whose memory can be read to whole vectors
   size_t p = 0;
   if (lines == width) {
-    for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p)
+    for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p) {
+      __builtin_prefetch(from + (p + kStepsAhead) * step);
+      __builtin_prefetch(from + (p + kStepsAhead) * step + width - 1);
       for (size_t g = 0; g < vectors; ++g)
         store(to + p * width + g * kLanes, Type::whole(from + p * step + g * kLanes));
+    }
   }
   for (; p < depth; ++p) {
     for (size_t g = 0; g < vectors; ++g) {
