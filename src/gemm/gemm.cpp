@@ -161,8 +161,8 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
 // ---- running ----
 
 // Packed operands that serve several tickets. Every thread packs a for itself and keeps it in its scratch for tickets
-// side by side: fetched from the core that has packed it, a would come no sooner. All share an a that has no room there;
-// and b, where there are several tickets down and it is not multiplied where it lies.
+// side by side: fetched from the core that has packed it, a would come no sooner. All share an a that has no room
+// there; and b, where there are several tickets down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
 constexpr size_t kFewestAgain = size_t{1} << 19;  // floats of b packed more than once: below, waiting costs more
 constexpr size_t kLine = 16;                      // floats of a cache line

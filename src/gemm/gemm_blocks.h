@@ -10,6 +10,33 @@ using obn::gemm::Block;
 using obn::gemm::Operand;
 using obn::gemm::Product;
 
+namespace {  // nothing here may be shared between targets
+
+// Register tiles of every height, for one kind of operands: of[rows](tile, copy); copy is NULL unless they copy.
+using MultiplyAndCopy = void (*)(const Tile&, float* copy);
+struct TileHeights {
+  MultiplyAndCopy of[kTileRows + 1] = {};
+};
+
+template <size_t kRows, bool kPacked, bool kCopies, class Step>
+[[gnu::noinline]] void multiply_columns(const Tile& t, float* copy) {
+  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, kCopies, Step>(t, copy);
+  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, kCopies, Step>(t, copy);
+  multiply_rows<kRows, 1, kPacked, false, kCopies, Step>(t, copy);
+}
+
+template <bool kPacked, bool kCopies, class Step, size_t kRows = kTileRows>
+constexpr TileHeights tiles_up_to() {
+  TileHeights tiles;
+  if constexpr (kRows > 1) tiles = tiles_up_to<kPacked, kCopies, Step, kRows - 1>();
+  tiles.of[kRows] = multiply_columns<kRows, kPacked, kCopies, Step>;
+  return tiles;
+}
+template <bool kPacked, bool kCopies, class Step>
+constexpr TileHeights tiles_of = tiles_up_to<kPacked, kCopies, Step>();
+
+}  // namespace
+
 OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
 // Row panels of a block, as even as they come (30 rows of 14: 3 x 10); the first ones may have one row more.

@@ -249,30 +249,8 @@ void widen(const Operand& o, size_t rows, size_t columns, float* to) {
 
 // The first row panel reads b where it lies and leaves a packed copy for the others; the copying rides along in slots
 // that the multiplications leave idle.
-template <size_t kRows, bool kPacked>
-[[gnu::noinline]] void multiply_and_copy(const Tile& t, float* copy) {
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, true>(t, copy);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, true>(t, copy);
-  multiply_rows<kRows, 1, kPacked, false, true>(t, copy);
-}
-
-using MultiplyAndCopy = void (*)(const Tile&, float*);
-struct CopyingTiles {
-  MultiplyAndCopy a_packed[kTileRows + 1] = {};
-  MultiplyAndCopy a_in_place[kTileRows + 1] = {};
-};
-template <size_t kRows>
-constexpr void list(CopyingTiles& tiles) {
-  tiles.a_packed[kRows] = multiply_and_copy<kRows, true>;
-  tiles.a_in_place[kRows] = multiply_and_copy<kRows, false>;
-  if constexpr (kRows > 1) list<kRows - 1>(tiles);
-}
-constexpr CopyingTiles list_all() {
-  CopyingTiles tiles;
-  list<kTileRows>(tiles);
-  return tiles;
-}
-constexpr CopyingTiles copying = list_all();
+template <bool kPacked>
+constexpr const TileHeights& copying_tiles = tiles_of<kPacked, true, FusedStep>;
 
 // The tile of packed a with half values of b where they lie, which become floats in registers.
 template <bool kBrain>
@@ -289,30 +267,8 @@ struct HalfStep : FusedStep {
     *odd = reinterpret_cast<F>(pairs & 0xffff0000u);
   }
 };
-template <size_t kRows, bool kBrain>
-[[gnu::noinline]] void multiply_and_widen(const Tile& t) {
-  using Step = HalfStep<kBrain>;
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, true, true, false, Step>(t, nullptr);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, true, false, false, Step>(t, nullptr);
-  multiply_rows<kRows, 1, true, false, false, Step>(t, nullptr);
-}
-
-struct WideningTiles {
-  MultiplyTile of_bfloat16[kTileRows + 1] = {};
-  MultiplyTile of_float16[kTileRows + 1] = {};
-};
-template <size_t kRows>
-constexpr void list(WideningTiles& tiles) {
-  tiles.of_bfloat16[kRows] = multiply_and_widen<kRows, true>;
-  tiles.of_float16[kRows] = multiply_and_widen<kRows, false>;
-  if constexpr (kRows > 1) list<kRows - 1>(tiles);
-}
-constexpr WideningTiles list_all_widening() {
-  WideningTiles tiles;
-  list<kTileRows>(tiles);
-  return tiles;
-}
-constexpr WideningTiles widening = list_all_widening();
+template <bool kBrain>
+constexpr const TileHeights& widening_tiles = tiles_of<true, false, HalfStep<kBrain>>;
 
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
@@ -357,7 +313,7 @@ void multiply_widened(const Strip& s) {
   t.a_step = s.block.rows;
   t.b = reinterpret_cast<const float*>(values<uint16_t>(p.b, s.first, s.column));
   t.b_step = p.b.row;
-  (p.b.type == BNNSDataTypeBFloat16 ? widening.of_bfloat16 : widening.of_float16)[s.block.rows](t);
+  (p.b.type == BNNSDataTypeBFloat16 ? widening_tiles<true> : widening_tiles<false>).of[s.block.rows](t, nullptr);
 }
 
 void multiply_strip(const Strip& s) {
@@ -387,7 +343,7 @@ void multiply_strip(const Strip& s) {
       t.b_step = p.b.row;
     }
     if (b_in_place && r == 0 && panels.count > 1) {
-      (s.a ? copying.a_packed : copying.a_in_place)[rows](t, s.copy);
+      (s.a ? copying_tiles<true> : copying_tiles<false>).of[rows](t, s.copy);
     } else {
       multiply_tile[rows](t);
     }

@@ -22,30 +22,6 @@ struct PairStep : WordsOfB {
   }
 };
 
-template <size_t kRows, bool kPacked>
-[[gnu::noinline]] void multiply_pairs(const Tile& t) {
-  if (t.columns == kTileColumns) return multiply_rows<kRows, 2, kPacked, true, false, PairStep>(t, nullptr);
-  if (t.columns > kLanes) return multiply_rows<kRows, 2, kPacked, false, false, PairStep>(t, nullptr);
-  multiply_rows<kRows, 1, kPacked, false, false, PairStep>(t, nullptr);
-}
-
-struct PairTiles {
-  MultiplyTile a_packed[kTileRows + 1] = {};
-  MultiplyTile a_in_place[kTileRows + 1] = {};
-};
-template <size_t kRows>
-constexpr void list(PairTiles& tiles) {
-  tiles.a_packed[kRows] = multiply_pairs<kRows, true>;
-  tiles.a_in_place[kRows] = multiply_pairs<kRows, false>;
-  if constexpr (kRows > 1) list<kRows - 1>(tiles);
-}
-constexpr PairTiles list_all() {
-  PairTiles tiles;
-  list<kTileRows>(tiles);
-  return tiles;
-}
-constexpr PairTiles multiply = list_all();
-
 void pack_a(const Product& p, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
             float* to) {
   const Panels panels(rows);
@@ -102,7 +78,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   float* own_b = work;
   const bool in_place = !packed_a && is_paired_a_in_place(p, block.columns);
   float* own_a = packed_a || in_place ? nullptr : work + steps.depth * kTileColumns;
-  const auto& tiles = in_place ? multiply.a_in_place : multiply.a_packed;
+  const TileHeights& tiles = in_place ? tiles_of<false, false, PairStep> : tiles_of<true, false, PairStep>;
   Tile t;
   t.a_row = in_place ? p.a.row / 2 : 1;
   t.a_step = 1;
@@ -122,7 +98,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
           t.ahead = !packed_b && j + kTileColumns < end ? next_of_b(p, j + kTileColumns, first, r) : nullptr;
           t.ahead_step = t.ahead ? p.b.row : 0;
           t.a = in_place ? words_of_row(p.a, block.row + i, first) : a + i * t.k;
-          tiles[panels.rows_of(r)](t);
+          tiles.of[panels.rows_of(r)](t, nullptr);
         }
       }
       if (first + t.k == steps.all) activate(p, block.row, block.rows, from, to - from);

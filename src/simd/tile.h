@@ -48,11 +48,13 @@ struct Tile {
   const float* row_bias = nullptr;     // (rows)
   const float* column_bias = nullptr;  // (columns)
   // Fetched meanwhile, for whoever comes next: one line per step of k, the next one ahead_step further; after every
-  // ahead_run of them ahead_jump more.
+  // ahead_run of them, 0 for never, ahead_jump more.
   const float* ahead = nullptr;
   size_t ahead_step = 0;
-  size_t ahead_run = ~size_t{0};
+  size_t ahead_run = 0;
   size_t ahead_jump = 0;
+
+  [[gnu::always_inline]] Tile() {}  // never a function that targets could share
 };
 
 // How b is stored: as the floats that the tile's pointer says, or not (gemm_kernels.cpp).
