@@ -393,7 +393,9 @@ class Convolution(_Weighted):
             FusedPoolingParameters("max", pool.kernel_size, pool.stride, pool.padding),
             input=self._layer.input_spec,
         )  # fmt: skip
-        if layer.kept_bytes(1) >= 4 * prod(self._layer.output_spec.shape):
+        samples = 32  # some: the layer decides by the batch
+        between = 4 * samples * prod(self._layer.output_spec.shape)
+        if layer.kept_bytes(samples) >= 2 * between:
             layer.close()  # it would keep what lies before the pooling, which a plan shares
             return None
         self._layer.close()

@@ -54,12 +54,18 @@ struct Kernels {
   // The same with Y = A dz Aᵀ of 4x4 outputs.
   void (*gradient)(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room);
 
+  // Both from lanes: of the pixel that the first tile begins with.
+  void (*data_of_lanes)(const Lanes& x, const Block& block, Range channels, const Matrices& v);
+  void (*gradient_of_lanes)(const Lanes& dz, const Block& block, Range channels, const Matrices& y);
+
   // m(tile, j) = Σ_k v(tile, k) · u(k, j) for k < depth and j < outputs, or added.
   void (*multiply)(const Block& block, const Matrices& v, size_t depth, const Panels& u, size_t outputs,
                    bool accumulate, const Matrices& m);
   // y = Aᵀ m A + bias, or y += Aᵀ m A; m begins with channel channels.first. bias may be NULL.
   void (*outputs)(const Matrices& m, const Block& block, Range channels, const Image& y, const float* bias,
                   bool accumulate, float* room);
+  // The same to lanes, where a last tile may write one row and one column that the plane has not.
+  void (*outputs_to_lanes)(const Matrices& m, const Block& block, Range channels, const Lanes& y, const float* bias);
 
   // s(c - inputs.first, o - outputs.first) = Σ_tile v(tile, c) · y(tile, o), or added; outputs begin at a multiple of
   // `panel`.

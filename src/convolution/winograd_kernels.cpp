@@ -28,23 +28,30 @@ constexpr float a2 = a * a, b2 = b * b, a3 = a * a2, b3 = b * b2;
 constexpr float kScale0 = 1 / (a2 * b2), kScaleA = 1 / (2 * a2 * (a2 - b2)), kScaleB = 1 / (2 * b2 * (b2 - a2));
 constexpr float kShort0 = -1 / a2, kShortA = 1 / (2 * a2);
 
-// Bᵀ: 6 inputs (short: 4) at the points.
+// Bᵀ: 6 inputs (short: 4) at the points, three at a time: 0, a, -a, and then b, -b, ∞ (short: ∞).
 template <bool kShort>
-OBN_INLINE void data_at_points(const F (&d)[kSide], F (&r)[kSide]) {
+OBN_INLINE void data_at_first_points(const F (&d)[kSide], F (&r)[3]) {
   if constexpr (kShort) {
+    const F odd = a * d[1];
     r[0] = d[2] - a2 * d[0];
-    r[1] = d[2] + a * d[1];
-    r[2] = d[2] - a * d[1];
-    r[5] = d[3] - a2 * d[1];
+    r[1] = d[2] + odd;
+    r[2] = d[2] - odd;
   } else {
-    const F even_a = d[4] - b2 * d[2], odd_a = d[3] - b2 * d[1];
-    const F even_b = d[4] - a2 * d[2], odd_b = d[3] - a2 * d[1];
+    const F even = d[4] - b2 * d[2], odd = held(a * (d[3] - b2 * d[1]));
     r[0] = a2 * b2 * d[0] + (d[4] - (a2 + b2) * d[2]);
-    r[1] = even_a + a * odd_a;
-    r[2] = even_a - a * odd_a;
-    r[3] = even_b + b * odd_b;
-    r[4] = even_b - b * odd_b;
-    r[5] = a2 * b2 * d[1] + (d[5] - (a2 + b2) * d[3]);
+    r[1] = even + odd;
+    r[2] = even - odd;
+  }
+}
+template <bool kShort>
+OBN_INLINE void data_at_last_points(const F (&d)[kSide], F (&r)[3]) {
+  if constexpr (kShort) {
+    r[2] = d[3] - a2 * d[1];
+  } else {
+    const F even = d[4] - a2 * d[2], odd = held(b * (d[3] - a2 * d[1]));
+    r[0] = even + odd;
+    r[1] = even - odd;
+    r[2] = a2 * b2 * d[1] + (d[5] - (a2 + b2) * d[3]);
   }
 }
 
@@ -107,33 +114,46 @@ OBN_INLINE void weights_of_points(const F (&s)[kSide], F (&w)[3]) {
 
 // ---- tiles ----
 
-// rows[i] points to the line of image row i, at the tile's first column.
-template <bool kShortRow, bool kShortColumn>
-OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
-  F half[kSide][kSide];  // [row point][column]
+// Half of the row points of a tile: what is between the two axes then fits into registers.
+template <bool kLast, bool kShortRow, bool kShortColumn>
+OBN_INLINE void half_data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
+  F half[3][kSide];  // [row point][column]
 #pragma GCC unroll 6
   for (size_t x = 0; x < (kShortColumn ? 4 : kSide); ++x) {
-    F d[kSide], r[kSide];
+    F d[kSide], r[3];
 #pragma GCC unroll 6
     for (size_t y = 0; y < (kShortRow ? 4 : kSide); ++y) d[y] = load(rows[y] + x * kLanes);
-    data_at_points<kShortRow>(d, r);
-#pragma GCC unroll 6
-    for (size_t p = 0; p < kSide; ++p) {
-      if (kShortRow && is_far(p)) continue;
+    if constexpr (kLast) {
+      data_at_last_points<kShortRow>(d, r);
+    } else {
+      data_at_first_points<kShortRow>(d, r);
+    }
+#pragma GCC unroll 3
+    for (size_t p = 0; p < 3; ++p) {
+      if (kLast && kShortRow && p < 2) continue;
       half[p][x] = r[p];
     }
   }
-#pragma GCC unroll 6
-  for (size_t py = 0; py < kSide; ++py) {
+#pragma GCC unroll 3
+  for (size_t p = 0; p < 3; ++p) {
+    const size_t py = p + (kLast ? 3 : 0);
     if (kShortRow && is_far(py)) continue;
-    F r[kSide];
-    data_at_points<kShortColumn>(half[py], r);
-#pragma GCC unroll 6
-    for (size_t px = 0; px < kSide; ++px) {
-      if (kShortColumn && is_far(px)) continue;
-      store(t.at(py, px), r[px]);
+    F first[3], last[3];
+    data_at_first_points<kShortColumn>(half[p], first);
+    data_at_last_points<kShortColumn>(half[p], last);
+#pragma GCC unroll 3
+    for (size_t px = 0; px < 3; ++px) {
+      store(t.at(py, px), first[px]);
+      if (!(kShortColumn && is_far(px + 3))) store(t.at(py, px + 3), last[px]);
     }
   }
+}
+
+// rows[i] points to the line of image row i, at the tile's first column.
+template <bool kShortRow, bool kShortColumn>
+OBN_INLINE void data_tile(const float* const (&rows)[kSide], const TileAt<kSide>& t) {
+  half_data_tile<false, kShortRow, kShortColumn>(rows, t);
+  half_data_tile<true, kShortRow, kShortColumn>(rows, t);
 }
 
 template <bool kShortRow, bool kShortColumn>
@@ -200,6 +220,24 @@ size_t room_floats(size_t columns) {
   return (ring > stage ? ring : stage) * kLanes;
 }
 
+// Where row r of a block's tiles begins.
+OBN_INLINE float* row_of(const Lanes& image, const Block& block, size_t r, size_t c) {
+  return image.data + r / block.tile_rows * image.sample + c / kLanes * image.group +
+         r % block.tile_rows * kOutputs * image.row + block.column * kOutputs * kLanes;
+}
+
+// A row of tiles; lines_of: those of the first.
+void make_data_row(const Walk& walk, bool is_short, size_t c, const Matrices& v, const float* (&lines_of)[kSide]) {
+  for (size_t column = 0; column < walk.block.columns; ++column) {
+    const TileAt<kSide> t = walk.tile<kSide>(v, column, c);
+    if (!is_short && !walk.is_short_column(column)) data_tile<false, false>(lines_of, t);
+    else if (!is_short) data_tile<false, true>(lines_of, t);
+    else if (!walk.is_short_column(column)) data_tile<true, false>(lines_of, t);
+    else data_tile<true, true>(lines_of, t);
+    for (size_t i = 0; i < kSide; ++i) lines_of[i] += kOutputs * kLanes;
+  }
+}
+
 // A ring of six lines: of the six rows that a tile reads, the row of tiles above has read two.
 void data(const Image& x, int64_t up, int64_t left, const Block& block, Range channels, const Matrices& v,
           float* room) {
@@ -219,15 +257,21 @@ void data(const Image& x, int64_t up, int64_t left, const Block& block, Range ch
         read_line(x, plane, n, static_cast<int64_t>(lines) - up, x0, width, room + lines % kSide * width * kLanes);
       const float* lines_of[kSide];
       for (size_t i = 0; i < kSide; ++i) lines_of[i] = room + (top + i) % kSide * width * kLanes;
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(v, column, c);
-        if (!is_short && !walk.is_short_column(column)) data_tile<false, false>(lines_of, t);
-        else if (!is_short) data_tile<false, true>(lines_of, t);
-        else if (!walk.is_short_column(column)) data_tile<true, false>(lines_of, t);
-        else data_tile<true, true>(lines_of, t);
-        for (size_t i = 0; i < kSide; ++i) lines_of[i] += kOutputs * kLanes;
-      }
+      make_data_row(walk, is_short, c, v, lines_of);
       walk.next_row(is_short);
+    }
+  }
+}
+
+void data_of_lanes(const Lanes& x, const Block& block, Range channels, const Matrices& v) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const float* top = row_of(x, block, r, c);
+      const float* lines_of[kSide];
+      for (size_t i = 0; i < kSide; ++i) lines_of[i] = top + i * x.row;
+      make_data_row(walk, block.is_short_row(r), c, v, lines_of);
+      walk.next_row(block.is_short_row(r));
     }
   }
 }
@@ -243,6 +287,31 @@ void gradient(const Image& dz, const Block& block, Range channels, const Matrice
   walk_gradient<kSide, GradientTile>(dz, block, channels, y, room);
 }
 
+void gradient_of_lanes(const Lanes& dz, const Block& block, Range channels, const Matrices& y) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const float* top = row_of(dz, block, r, c);
+      const float* rows[kOutputs];
+      for (size_t i = 0; i < kOutputs; ++i) rows[i] = top + i * dz.row;
+      make_gradient_row<kSide, GradientTile>(walk, block.is_short_row(r), c, y, rows);
+      walk.next_row(block.is_short_row(r));
+    }
+  }
+}
+
+// A row of tiles, channel c of m and on; stage (4, width, kLanes) gets their outputs.
+void make_output_row(const Walk& walk, bool is_short, size_t c, const Matrices& m, F bias, float* stage,
+                     size_t width) {
+  for (size_t column = 0; column < walk.block.columns; ++column, stage += kOutputs * kLanes) {
+    const TileAt<kSide> t = walk.tile<kSide>(m, column, c);
+    if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, bias, stage, width);
+    else if (!is_short) output_tile<false, true>(t, bias, stage, width);
+    else if (!walk.is_short_column(column)) output_tile<true, false>(t, bias, stage, width);
+    else output_tile<true, true>(t, bias, stage, width);
+  }
+}
+
 void outputs(const Matrices& m, const Block& block, Range channels, const Image& y, const float* bias,
              bool accumulate, float* room) {
   const size_t width = stage_columns(block.columns), first = block.column * kOutputs;
@@ -254,20 +323,26 @@ void outputs(const Matrices& m, const Block& block, Range channels, const Image&
     for (size_t r = block.row; r < block.row + block.rows; ++r) {
       const size_t sample = r / block.tile_rows, row = r % block.tile_rows * kOutputs;
       const bool is_short = block.is_short_row(r);
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(m, column, c - channels.first);
-        float* stage = room + column * kOutputs * kLanes;
-        if (!is_short && !walk.is_short_column(column)) output_tile<false, false>(t, added, stage, width);
-        else if (!is_short) output_tile<false, true>(t, added, stage, width);
-        else if (!walk.is_short_column(column)) output_tile<true, false>(t, added, stage, width);
-        else output_tile<true, true>(t, added, stage, width);
-      }
+      make_output_row(walk, is_short, c - channels.first, m, added, room, width);
       walk.next_row(is_short);
       const size_t rows = smaller(kOutputs, static_cast<size_t>(y.rows) - row);
       float* plane = y.planes.data + sample * y.planes.sample + c * y.planes.plane + first;
       for (size_t i = 0; i < rows; ++i)
         write_line(room + i * width * kLanes, columns, n, accumulate, plane + (row + i) * y.planes.row,
                    y.planes.plane);
+    }
+  }
+}
+
+void outputs_to_lanes(const Matrices& m, const Block& block, Range channels, const Lanes& y, const float* bias) {
+  for (size_t c = channels.first; c < channels.end; c += kLanes) {
+    const size_t n = smaller(kLanes, channels.end - c);
+    const F added = !bias ? F{} : n == kLanes ? load(bias + c) : load_first(bias + c, n);
+    Walk walk(block);
+    for (size_t r = block.row; r < block.row + block.rows; ++r) {
+      const bool is_short = block.is_short_row(r);
+      make_output_row(walk, is_short, c - channels.first, m, added, row_of(y, block, r, c), y.row / kLanes);
+      walk.next_row(is_short);
     }
   }
 }
@@ -410,7 +485,9 @@ void correlate(const Block& block, const Matrices& v, const Matrices& y, Range i
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {kLanes,  kTileColumns, room_floats, weights,   data,
-                         gradient, multiply,    outputs,     correlate, weight_gradient};
+const Kernels kernels = {kLanes,        kTileColumns,      room_floats, weights, data,
+                         gradient,      data_of_lanes,     gradient_of_lanes,
+                         multiply,      outputs,           outputs_to_lanes,
+                         correlate,     weight_gradient};
 
 }  // namespace obn::OBN_TARGET::winograd

@@ -12,6 +12,7 @@ using obn::convolution::winograd::Block;
 using obn::convolution::winograd::Image;
 using obn::convolution::winograd::is_far;
 using obn::convolution::winograd::kOutputs;
+using obn::convolution::winograd::Lanes;
 using obn::convolution::winograd::Matrices;
 using obn::convolution::winograd::Range;
 
@@ -120,7 +121,21 @@ struct Walk {
 
 // ---- gradients ----
 
-// The tiles of dz (kOutputs, kOutputs), row by row, each brought to its points by Transform::make.
+// A row of tiles of dz (kOutputs, kOutputs), each brought to its points by Transform::make. rows: those of the first.
+template <size_t kSide, class Transform>
+OBN_INLINE void make_gradient_row(const Walk& walk, bool is_short, size_t c, const Matrices& y,
+                                  const float* (&rows)[kOutputs]) {
+  for (size_t column = 0; column < walk.block.columns; ++column) {
+    const TileAt<kSide> t = walk.tile<kSide>(y, column, c);
+    if (!is_short && !walk.is_short_column(column)) Transform::template make<false, false>(rows, t);
+    else if (!is_short) Transform::template make<false, true>(rows, t);
+    else if (!walk.is_short_column(column)) Transform::template make<true, false>(rows, t);
+    else Transform::template make<true, true>(rows, t);
+    for (size_t i = 0; i < kOutputs; ++i) rows[i] += kOutputs * kLanes;
+  }
+}
+
+// The tiles of dz, row by row.
 template <size_t kSide, class Transform>
 OBN_INLINE void walk_gradient(const Image& dz, const Block& block, Range channels, const Matrices& y, float* room) {
   const size_t width = block.columns * kOutputs;
@@ -139,14 +154,7 @@ OBN_INLINE void walk_gradient(const Image& dz, const Block& block, Range channel
         if (!is_short || i < 2)
           read_line(dz, plane, n, static_cast<int64_t>(row * kOutputs + i), x0, width, line);
       }
-      for (size_t column = 0; column < block.columns; ++column) {
-        const TileAt<kSide> t = walk.tile<kSide>(y, column, c);
-        if (!is_short && !walk.is_short_column(column)) Transform::template make<false, false>(rows, t);
-        else if (!is_short) Transform::template make<false, true>(rows, t);
-        else if (!walk.is_short_column(column)) Transform::template make<true, false>(rows, t);
-        else Transform::template make<true, true>(rows, t);
-        for (size_t i = 0; i < kOutputs; ++i) rows[i] += kOutputs * kLanes;
-      }
+      make_gradient_row<kSide, Transform>(walk, is_short, c, y, rows);
       walk.next_row(is_short);
     }
   }

@@ -52,6 +52,13 @@ struct Image {
   int64_t rows, columns;
 };
 
+// The same with channels across lanes: the vector of pixel (y, x) of group g, which is channels g·lanes and on, of sample
+// n lies at data + n·sample + g·group + y·row + x·lanes. All that tiles reach has to be there.
+struct Lanes {
+  float* data;
+  size_t row, group, sample;
+};
+
 // Channels [first, end).
 struct Range {
   size_t first, end;

@@ -3,8 +3,8 @@
 // What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values
 // the three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a
 // float32 copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling
-// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_narrow.h. Letters as in
-// fused.h.
+// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_narrow.h. With a pooling
+// behind, planes may be small enough for fused_lanes.h. Letters as in fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include "activation/activation_walk.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "fused/fused_lanes.h"
 #include "fused/fused_narrow.h"
 #include "fused/fused_room.h"
 
@@ -80,7 +81,7 @@ struct MadeRuns {
               const auto& of = *static_cast<const MadeRuns*>(context);
               of.first.find_run(of.f, n, run, from);
             },
-            this};
+            this, first.is_sum()};
   }
 };
 
@@ -88,7 +89,7 @@ template <class First>
 class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
-      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options) {}
+      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options), lanes_(options) {}
   ~Normalized() override { options().release(z_block_); }
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
@@ -119,10 +120,22 @@ class Normalized final : public Fused {
     if (first_.check(a, &f) != 0 || first_.check_apart(a, f, y) != 0) return -1;
     return second_.check_own_apart(y);
   }
-  bool join(const pooling::Plan& pooling, const View& y) override {
-    if (!is_narrow_ || !narrow_.join(pooling, y)) return false;
-    joined_ = &y;
-    return true;
+  void join(const pooling::Plan& pooling, const View& y) override {
+    pooled_ = &y;
+    if (is_narrow_) {
+      narrow_joins_ = narrow_.join(pooling, y);
+    } else if (first_.convolution()) {
+      lanes_join_ = lanes_.join(first_.convolution(), &second_, pooling, y);
+    }
+  }
+  bool takes_pooling(size_t batch, bool training) const override {
+    return narrow_joins_ || (lanes_join_ && training && lanes_.takes(batch));
+  }
+  size_t pooled_work_bytes(size_t batch) const override {
+    return narrow_joins_ ? narrow_.work_bytes(batch) : lanes_.work_bytes(batch);
+  }
+  size_t pooled_kept_bytes(size_t batch) const override {
+    return narrow_joins_ ? narrow_.kept_bytes(batch) : lanes_.kept_bytes(batch);
   }
 
  private:
@@ -143,8 +156,11 @@ class Normalized final : public Fused {
   First first_;
   normalization::Normalization second_;
   NarrowNorm narrow_;
-  bool is_narrow_ = false;  // then narrow_ runs both layers
-  const View* joined_ = nullptr;  // the output of a pooling that it runs too
+  LanesNorm lanes_;
+  bool is_narrow_ = false;        // then narrow_ runs both layers,
+  bool narrow_joins_ = false;     // and a pooling too
+  bool lanes_join_ = false;       // lanes_ can run all three
+  const View* pooled_ = nullptr;  // the output of the pooling
   std::byte* z_block_ = nullptr;
   size_t z_bytes_ = 0;
   std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
@@ -191,9 +207,9 @@ bool Normalized<First>::takes_place_of(const void* y, size_t y_step, size_t batc
 
 template <class First>
 int Normalized<First>::check_output(const ForwardArguments& a, size_t* y_step) const {
-  if (!joined_) return second_.check_output(a.batch, a.y, a.y_stride, y_step);
-  if (read_batch(*joined_, a.y, a.batch, a.y_stride, Access::write, "output", y_step) != 0) return -1;
-  return second_.check_own_apart({"output", joined_, a.y, *y_step, a.batch});
+  if (!a.is_pooled) return second_.check_output(a.batch, a.y, a.y_stride, y_step);
+  if (read_batch(*pooled_, a.y, a.batch, a.y_stride, Access::write, "output", y_step) != 0) return -1;
+  return second_.check_own_apart({"output", pooled_, a.y, *y_step, a.batch});
 }
 
 template <class First>
@@ -202,10 +218,11 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   typename First::Forward f;
   size_t y_step;
   if (first_.check(a, &f) != 0 || check_output(a, &y_step) != 0 ||
-      first_.check_apart(a, f, {"output", joined_ ? joined_ : &second_.output(), a.y, y_step, a.batch}) != 0)
+      first_.check_apart(a, f, {"output", a.is_pooled ? pooled_ : &second_.output(), a.y, y_step, a.batch}) != 0)
     return -1;
   if constexpr (First::kIsConvolution) {
     if (is_narrow_) return narrow_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step, a.training);
+    if (a.is_pooled) return lanes_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step);
   }
   const Tensor to(second_.output(), a.y, y_step);
   const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
@@ -298,11 +315,11 @@ template <class First>
 int Normalized<First>::check_output_gradient(const BackwardArguments& a, normalization::Gradients* g) const {
   BNNSNDArrayDescriptor* const* of_norm = a.parameters ? a.parameters + First::kParameters : nullptr;
   BNNSNDArrayDescriptor *dbeta = of_norm ? of_norm[0] : nullptr, *dgamma = of_norm ? of_norm[1] : nullptr;
-  if (!joined_)
+  if (!a.is_pooled)
     return second_.check({a.batch, nullptr, 0, a.y, a.y_stride, a.dy, a.dy_stride, dbeta, dgamma}, g);
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (second_.check_parameters(a.batch, dbeta, dgamma, g) != 0 ||
-      read_gradient(*a.dy, *joined_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view,
+      read_gradient(*a.dy, *pooled_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view,
                     &g->dy_stride) != 0)
     return -1;
   const Place dy = {"grad_output", &g->dy_view, g->dy_view.data, g->dy_stride, a.batch};
@@ -324,6 +341,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
   if constexpr (First::kIsConvolution) {
     if (is_narrow_) return narrow_.apply_backward(b.g, g);
+    if (a.is_pooled) return lanes_.apply_backward(b.g, g);
   }
   const normalization::Plan& plan = second_.plan;
   Tensor copies[2];

@@ -34,6 +34,7 @@ struct ForwardArguments {
   void* y;
   size_t y_stride;
   bool training;
+  bool is_pooled = false;  // y is that of the pooling which the pair runs too
 };
 struct BackwardArguments {
   size_t batch, inputs;
@@ -46,6 +47,7 @@ struct BackwardArguments {
   const BNNSNDArrayDescriptor* dy;
   size_t dy_stride;
   BNNSNDArrayDescriptor* const* parameters;  // in the order of fused.md 3; NULL: none wanted
+  bool is_pooled = false;                    // as the last training call was: dy is the pooling's, and y is not read
 };
 
 inline constexpr size_t kPlaces = 4;  // arrays of one kind that a first layer has, at most
@@ -87,6 +89,7 @@ class ConvolutionFirst {
   static bool makes_runs(const Forward&) { return false; }
   static void make_run(const Forward&, size_t, size_t, float*) {}
   static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
+  static bool is_sum() { return false; }
 
   struct Backward {
     convolution::Gradients g;
@@ -154,6 +157,7 @@ class FullyConnectedFirst {
   static bool makes_runs(const Forward&) { return false; }
   static void make_run(const Forward&, size_t, size_t, float*) {}
   static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
+  static bool is_sum() { return false; }
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -206,6 +210,7 @@ class ArithmeticFirst {
   bool makes_runs(const Forward& f) const;
   void make_run(const Forward& f, size_t sample, size_t channel, float* z) const;
   void find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const;
+  bool is_sum() const { return plan_.function() == BNNSArithmeticAdd; }
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
@@ -249,9 +254,12 @@ class Fused : public Filter {
   virtual const View* output() const { return nullptr; }
   // What the input and the parameters say to an output that lies there.
   virtual int check_output_place(const ForwardArguments&, const Place&) const { return 0; }
-  // True: the pair runs the pooling too, in one pass. y and dy of its calls are then those of the pooling, whose
-  // output's view stays; y is not read.
-  virtual bool join(const pooling::Plan&, const View&) { return false; }
+  // Tells of the pooling and of its output's view, which stay.
+  virtual void join(const pooling::Plan&, const View&) {}
+  // True: such a call of the pair can run the pooling too, in one pass (is_pooled). What it then needs and keeps:
+  virtual bool takes_pooling(size_t, bool) const { return false; }  // batch, training
+  virtual size_t pooled_work_bytes(size_t) const { return 0; }
+  virtual size_t pooled_kept_bytes(size_t) const { return 0; }
 };
 
 extern const char kKind[];

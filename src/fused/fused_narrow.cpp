@@ -6,10 +6,10 @@
 #include <cmath>
 #include <limits>
 
-#include "activation/activation_walk.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "convolution/narrow.h"
+#include "fused/fused_parameters.h"
 #include "fused/fused_room.h"
 
 namespace obn::fused {
@@ -20,38 +20,6 @@ namespace narrow = convolution::narrow;
 constexpr size_t kTapsPerOutput = 16;    // T²/O at most: covariances cost T² per pixel, what they save grows with O
 constexpr size_t kLeastPixels = 64;      // of a plane
 constexpr double kFarFromZero = 4.0;     // standard deviations: means that are farther are taken off the taps
-
-// γ or β as float64; `absent` where there is none.
-void read_parameter(const normalization::Parameter& parameter, size_t count, double absent, float* row, double* to) {
-  if (parameter.values) {
-    std::copy_n(parameter.values, count, to);
-  } else if (parameter.is_read_each_call) {
-    activation::Cursor from(parameter.walk, 0);
-    activation::read_row(activation::targets.best(), from, count, row);
-    std::copy_n(row, count, to);
-  } else {
-    std::fill_n(to, count, absent);
-  }
-}
-
-// dγ or dβ, set or added.
-void store_gradient(const normalization::ParameterGradient& gradient, const double* values, size_t count, float* row) {
-  if (!gradient.is_wanted) return;
-  const activation::Kernels& kernels = activation::targets.best();
-  std::fill_n(row, count, 0.0f);
-  if (gradient.accumulate) {
-    activation::Cursor old(gradient.walk, 0);
-    activation::read_row(kernels, old, count, row);
-  }
-  for (size_t i = 0; i < count; ++i) row[i] += static_cast<float>(values[i]);
-  activation::Cursor to(gradient.walk, 0);
-  activation::write_row(kernels, to, count, row);
-}
-
-// float32 planes without gaps.
-bool has_plain_planes(const View& y) {
-  return convolution::Images{&y, nullptr, 0}.is_direct() && (y.extent[1] == 1 || y.stride[1] == y.extent[0]);
-}
 
 double dot(const float* a, const double* b, size_t n) {
   double sum = 0.0;

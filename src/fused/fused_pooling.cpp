@@ -2,8 +2,8 @@
 //
 //   x → pair → a → pooling → y        dy → pooling → da → pair → dx
 //
-// Where the pair can run the pooling in its own pass (fused_narrow.h), its calls are all there is. Otherwise the two
-// are called one after the other: a training call keeps a and where its maxima are; da, and a of an inference, lie in
+// Where the pair can run the pooling in its own pass (fused_narrow.h; fused_lanes.h: in training), its calls are all
+// there is. Otherwise the two are called one after the other: a training call keeps a and where its maxima are; da, and a of an inference, lie in
 // the workspace behind what the pair asks for.
 #include <algorithm>
 
@@ -47,10 +47,10 @@ class Pooled final : public Fused {
 
   Fused* pair_ = nullptr;
   pooling::Pooling* pooling_ = nullptr;
-  bool is_joined_ = false;  // then the pair runs all
   std::byte* block_ = nullptr;
   size_t bytes_ = 0;
-  size_t batch_ = 0;        // of the last training call; 0: none
+  size_t batch_ = 0;           // of the last training call; 0: none
+  bool was_pooled_ = false;    // the pair ran all of it
 };
 
 int Pooled::prepare(const BNNSFilterType* types, const void* const* blocks) {
@@ -67,7 +67,7 @@ int Pooled::prepare(const BNNSFilterType* types, const void* const* blocks) {
   if (!pair_) return -1;
   pooling_ = pooling::make_pooling(pooling, options());
   if (!pooling_) return -1;
-  is_joined_ = pair_->join(pooling_->plan(), pooling_->output());
+  pair_->join(pooling_->plan(), pooling_->output());
   return 0;
 }
 
@@ -83,8 +83,9 @@ Pooled::Kept Pooled::lay_out_kept(size_t batch, std::byte* block) const {
 }
 
 size_t Pooled::kept_bytes(size_t batch) const {
+  if (pair_->takes_pooling(batch, true)) return pair_->pooled_kept_bytes(batch);
   const size_t pair = pair_->kept_bytes(batch);
-  if (is_joined_ || pair == SIZE_MAX) return pair;
+  if (pair == SIZE_MAX) return pair;
   const size_t own = lay_out_kept(batch, nullptr).bytes;
   if (own != SIZE_MAX && own <= SIZE_MAX / 2 - pair) return pair + own;
   fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
@@ -105,12 +106,15 @@ int Pooled::reserve(size_t batch) {
 }
 
 size_t Pooled::work_bytes(size_t batch) const {
+  if (batch == 0) return pair_->work_bytes(batch);
+  const size_t pooled = pair_->takes_pooling(batch, true) ? pair_->pooled_work_bytes(batch) : 0;
+  if (pair_->takes_pooling(batch, false) || pooled == SIZE_MAX) return pooled;
   const size_t pair = pair_->work_bytes(batch);
-  if (is_joined_ || batch == 0 || pair == SIZE_MAX) return pair;
+  if (pair == SIZE_MAX) return pair;
   Room room;
   room.take(pair);
   room.values(*pair_->output(), batch);
-  return room.used();
+  return std::max(pooled, room.used());
 }
 
 // Room for a or da; NULL with a sentence. The pair finds its own part, the first one, large enough.
@@ -128,7 +132,14 @@ std::byte* Pooled::work_behind_pair(size_t batch) const {
 // ---- calls ----
 
 int Pooled::apply_fused(const ForwardArguments& a) {
-  if (is_joined_ || a.batch == 0) return pair_->apply_fused(a);
+  if (a.batch == 0) return pair_->apply_fused(a);
+  if (pair_->takes_pooling(a.batch, a.training)) {
+    ForwardArguments pooled = a;
+    pooled.is_pooled = true;
+    if (pair_->apply_fused(pooled) != 0) return -1;
+    if (a.training) was_pooled_ = true;
+    return 0;
+  }
   const View& y = pooling_->output();
   size_t y_step;
   if (read_batch(y, a.y, a.batch, a.y_stride, Access::write, "output", &y_step) != 0 ||
@@ -142,6 +153,7 @@ int Pooled::apply_fused(const ForwardArguments& a) {
     between = kept.a;
     indices = kept.indices;
     batch_ = 0;
+    was_pooled_ = false;
   }
   if (!between) return -1;
   ForwardArguments of_pair = a;
@@ -155,7 +167,12 @@ int Pooled::apply_fused(const ForwardArguments& a) {
 }
 
 int Pooled::apply_fused_backward(const BackwardArguments& a) {
-  if (is_joined_ || a.batch == 0) return pair_->apply_fused_backward(a);
+  if (a.batch == 0) return pair_->apply_fused_backward(a);
+  if (was_pooled_ || pair_->takes_pooling(a.batch, false)) {
+    BackwardArguments pooled = a;
+    pooled.is_pooled = true;
+    return pair_->apply_fused_backward(pooled);
+  }
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
   if (batch_ == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
   if (a.batch != batch_)

@@ -353,6 +353,62 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 constexpr double kNear = 2e-5;
 
+// With Winograd's algorithm it keeps other things than without.
+bool goes_by_lanes(Trio& one) {
+  const size_t kept = obn_filter_kept_bytes(one.fused, one.s.n);
+  obn_filter_set_winograd(one.fused, 0);
+  const bool is_other = obn_filter_kept_bytes(one.fused, one.s.n) != kept;
+  obn_filter_set_winograd(one.fused, 1);
+  return is_other;
+}
+
+// The same for layers whose channels go across lanes: in training, and with Winograd's algorithm.
+void compare_lanes(const Setup& s, uint64_t seed, unsigned wanted = 31, bool is_taken = true) {
+  Trio one(s, seed), other(s, seed);
+  one.make_fused();
+  other.make_separate();
+  if (!one.fused || !other.pair || !other.pool) return;
+  const std::string text = s.text();
+  CHECK(goes_by_lanes(one) == is_taken, "%s: one pass or not", text.c_str());
+  CHECK(one.apply() == 0, "%s: %s", text.c_str(), obn_last_error());
+  CHECK(one.apply(false) == 0, "%s: %s", text.c_str(), obn_last_error());  // does not disturb what is kept
+  const std::vector<float> inference = one.y.memory;
+  CHECK(one.apply_backward(wanted, false) == 0, "%s: %s", text.c_str(), obn_last_error());
+  other.run_separate(wanted);
+  const std::vector<float> expected = other.y.memory;
+  const struct {
+    const char* name;
+    const std::vector<float>&got, &expected;
+    double near;
+  } results[] = {{"running mean", one.mean, other.mean, 1e-6},
+                 {"running variance", one.variance, other.variance, 1e-6},
+                 {"dx", one.dx.memory, other.dx.memory, kNear},
+                 {"dw", one.dw, other.dw, kNear},
+                 {"db", one.db, other.db, 2e-2},  // of 1e-3, as it is 0
+                 {"dbeta", one.dbeta, other.dbeta, kNear},
+                 {"dgamma", one.dgamma, other.dgamma, kNear}};
+  for (const auto& result : results)
+    CHECK(apart(result.got, result.expected) < result.near, "%s: %s differs by %g", text.c_str(), result.name,
+          apart(result.got, result.expected));
+  other.run_separate(0, false);
+  CHECK(apart(inference, other.y.memory) < 1e-6, "%s: inference", text.c_str());
+  const std::vector<float> dw = one.dw, dx = one.dx.memory;
+  if (!s.accumulate)
+    CHECK(one.apply_backward(wanted, false) == 0 && same_bits(dw, one.dw) && same_bits(dx, one.dx.memory), "%s: again",
+          text.c_str());
+  // Trained again, now by statistics that moved; and without Winograd the layers are called one after the other.
+  CHECK(one.apply() == 0 && apart(one.y.memory, expected) < 2e-6, "%s: y differs by %g", text.c_str(),
+        apart(one.y.memory, expected));
+  for (BNNSFilter filter : {one.fused, other.pair}) CHECK(obn_filter_set_winograd(filter, 0) == 0, "the switch");
+  one.dx.memory = other.dx.memory;
+  one.dw = other.dw;
+  CHECK(one.apply() == 0 && one.apply_backward(wanted, false) == 0, "%s: %s", text.c_str(), obn_last_error());
+  other.run_separate(wanted);
+  CHECK(same_bits(one.y.memory, other.y.memory) && same_bits(one.dx.memory, other.dx.memory) &&
+            same_bits(one.dw, other.dw),
+        "%s: without Winograd", text.c_str());
+}
+
 // Without Winograd's algorithm the outputs are those of the pair and the pooling to the bit.
 void compare(const Setup& s, uint64_t seed, unsigned wanted, bool winograd) {
   Trio one(s, seed), other(s, seed);
@@ -481,6 +537,60 @@ TEST(fused_pooling_any_other_layers_are_called_one_after_the_other) {
   with([](Setup* t) { t->c = 8; t->o = 6; t->n = 2; });
 }
 
+TEST(fused_pooling_in_lanes) {
+  uint64_t seed = 200;
+  Setup s;
+  s.c = 16;
+  s.o = 32;
+  s.h = s.w = 14;
+  const auto with = [&](auto change) {
+    Setup changed = s;
+    change(&changed);
+    compare_lanes(changed, ++seed);
+  };
+  for (const bool accumulate : {false, true})
+    for (const unsigned wanted : {31u, 30u, 2u, 24u, 1u, 5u}) {
+      Setup t = s;
+      t.accumulate = accumulate;
+      compare_lanes(t, ++seed, wanted);
+    }
+  with([](Setup* t) { t->activation = BNNSActivationFunctionIdentity; t->has_moving = true; });
+  with([](Setup* t) { t->n = 1; t->c = 8; t->o = 16; t->has_moving = true; });
+  with([](Setup* t) { t->n = 13; t->c = 11; t->o = 21; t->h = 9; t->w = 7; t->shift = 1; });   // neither whole vectors
+  with([](Setup* t) { t->n = 2; t->c = 19; t->o = 9; t->h = 11; t->w = 16; t->dy_gap = 3; });  // nor whole tiles
+  with([](Setup* t) { t->n = 40; t->h = 12; t->w = 5; t->has_moving = true; });
+  with([](Setup* t) { t->h = 2; t->w = 3; t->n = 20; });   // one window
+  with([](Setup* t) { t->n = 7; t->h = t->w = 31; t->o = 16; });
+  // Larger ones, other windows and paddings: one after the other.
+  const auto without = [&](auto change) {
+    Setup changed = s;
+    change(&changed);
+    compare_lanes(changed, ++seed, 31, false);
+  };
+  without([](Setup* t) { t->h = t->w = 70; t->n = 1; });
+  without([](Setup* t) { t->pad = 0; });
+  without([](Setup* t) { t->step = 3; });
+  without([](Setup* t) { t->norm = BNNSInstanceNorm; });
+}
+
+TEST(fused_pooling_in_lanes_any_number_of_threads_gives_the_same_bits) {
+  Setup s;
+  s.n = 21;
+  s.c = 16;
+  s.o = 32;
+  s.h = s.w = 14;
+  std::vector<std::vector<float>> first;
+  for (const size_t threads : {1, 2, 7}) {
+    s.threads = threads;
+    Trio one(s, 8);
+    one.make_fused();
+    CHECK(goes_by_lanes(one) && one.apply() == 0 && one.apply_backward() == 0, "%s", obn_last_error());
+    const std::vector<std::vector<float>> got = {one.y.memory, one.dx.memory, one.dw, one.dbeta, one.dgamma};
+    if (threads == 1) first = got;
+    for (size_t i = 0; i < got.size(); ++i) CHECK(same_bits(got[i], first[i]), "%zu threads, array %zu", threads, i);
+  }
+}
+
 TEST(fused_pooling_not_a_number_stays_one) {
   for (const auto function : {BNNSPoolingFunctionMax, BNNSPoolingFunctionAverageCountIncludePadding}) {
     Setup s;
@@ -492,6 +602,15 @@ TEST(fused_pooling_not_a_number_stays_one) {
     CHECK(one.apply() == 0, "%s", obn_last_error());
     for (float v : one.y.memory) CHECK(std::isnan(v), "%g of a batch with NaN", static_cast<double>(v));
   }
+  Setup lanes;
+  lanes.c = 16;
+  lanes.o = 32;
+  Trio all(lanes, 5);
+  all.make_fused();
+  all.x.data()[37] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(goes_by_lanes(all) && all.apply() == 0 && all.apply_backward() == 0, "%s", obn_last_error());
+  for (float v : all.y.memory) CHECK(std::isnan(v), "%g of a batch with NaN", static_cast<double>(v));
+  for (float v : all.dx.memory) CHECK(std::isnan(v), "dx %g of a batch with NaN", static_cast<double>(v));
   // By running statistics one pixel reaches the windows around it only.
   Setup s;
   s.has_moving = true;
