@@ -478,11 +478,7 @@ BNNSFilter create(const BNNSLayerParametersActivation& parameters, const BNNSFil
   if (Options::read(filter_params, &options) != 0) return nullptr;
   Activation* filter = options.make<Activation>(options);
   if (!filter) return nullptr;
-  if (filter->prepare(parameters) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(parameters));
 }
 
 }  // namespace

@@ -449,11 +449,7 @@ BNNSFilter create(const BNNSLayerParametersArithmetic& parameters, const BNNSFil
   if (Options::read(filter_params, &options) != 0) return nullptr;
   Arithmetic* filter = options.make<Arithmetic>(options);
   if (!filter) return nullptr;
-  if (filter->plan.read(parameters, options.threads) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->plan.read(parameters, options.threads));
 }
 
 int apply(BNNSFilter handle, const ForwardArguments& arguments) {

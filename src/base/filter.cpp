@@ -168,6 +168,12 @@ BNNSFilter publish(Filter* filter) {
   return handle;
 }
 
+BNNSFilter publish(Filter* filter, int status) {
+  if (status == 0) return publish(filter);
+  destroy(filter);
+  return nullptr;
+}
+
 void destroy(Filter* filter) {
   Options options = filter->options();
   filter->~Filter();

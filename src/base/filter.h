@@ -87,6 +87,8 @@ Filter* find_filter(BNNSFilter handle, const char* kind = nullptr);
 
 // Registers a filter made with options.make<>(); on failure destroys it and returns NULL.
 BNNSFilter publish(Filter* filter);
+// The same after its preparation, whose status is 0 or a failure.
+BNNSFilter publish(Filter* filter, int status);
 void destroy(Filter* filter);
 
 }  // namespace obn

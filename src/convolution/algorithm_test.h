@@ -62,6 +62,13 @@ inline Axis make_axis(int64_t in, int64_t kernel, int64_t stride, int64_t dilati
   return {in, room < 0 ? 1 : room / stride + 1, kernel, stride, dilation, before};
 }
 
+inline Axis random_axis(Random& random) {
+  const int64_t kernel = random.from({1, 2, 3, 3, 3, 4, 5, 5, 7, 7}), stride = random.from({1, 1, 1, 2, 2, 3, 4});
+  const int64_t dilation = random.from({1, 1, 1, 2, 3});
+  const int64_t before = static_cast<int64_t>(random.below(5)), after = static_cast<int64_t>(random.below(5));
+  return make_axis(static_cast<int64_t>(random.between(1, 40)), kernel, stride, dilation, before, after);
+}
+
 inline std::string text_of(const Problem& s) {
   char text[200];
   auto number = [](auto v) { return static_cast<long long>(v); };
@@ -72,6 +79,20 @@ inline std::string text_of(const Problem& s) {
                 number(s.y.dilation), number(s.x.dilation), number(s.y.before), number(s.x.before));
   return text;
 }
+
+// Work memory of exactly the size asked for, aligned, with a canary behind.
+struct Work {
+  std::vector<std::byte> memory;
+  size_t bytes;
+
+  explicit Work(size_t bytes) : memory(bytes + 2 * kAlignment, std::byte{0x7f}), bytes(bytes) {}  // NaN-like floats
+  std::byte* data() {
+    return memory.data() + (kAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kAlignment) % kAlignment;
+  }
+  bool is_intact() {
+    return std::all_of(data() + bytes, data() + bytes + 8, [](std::byte b) { return b == std::byte{0x7f}; });
+  }
+};
 
 // One problem with its data.
 struct Trial {

@@ -813,11 +813,7 @@ BNNSFilter create(const BNNSLayerParametersConvolution* parameters, const BNNSFi
   if (Options::read(filter_params, &options) != 0) return nullptr;
   auto* filter = options.make<Convolution>(options, transposed);
   if (!filter) return nullptr;
-  if (filter->prepare(*parameters) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(*parameters));
 }
 
 // An image stack of the first interface as an array. Unlike arrays, stacks never overlap themselves.

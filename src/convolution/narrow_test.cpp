@@ -159,13 +159,7 @@ TEST(narrow_every_height) {
 TEST(narrow_random_geometry) {
   Random random{3};
   for (int round = 0; round < 600; ++round) {
-    auto axis = [&] {
-      const int64_t kernel = random.from({1, 2, 3, 3, 3, 4, 5, 5, 7, 7}), stride = random.from({1, 1, 1, 2, 2, 3, 4});
-      const int64_t dilation = random.from({1, 1, 1, 2, 3});
-      const int64_t before = static_cast<int64_t>(random.below(5)), after = static_cast<int64_t>(random.below(5));
-      return make_axis(static_cast<int64_t>(random.between(1, 40)), kernel, stride, dilation, before, after);
-    };
-    const Axis x = axis(), y = axis();
+    const Axis x = random_axis(random), y = random_axis(random);
     const size_t c = random.between(1, 4);
     if (c * static_cast<size_t>(x.kernel * y.kernel) > kMostTaps) continue;
     passes.check(make_problem(random.between(1, 3), c, random.between(1, 9), x, y),

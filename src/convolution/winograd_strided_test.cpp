@@ -18,6 +18,7 @@ using test::Random;
 using test::Tensor;
 using test::text_of;
 using test::Trial;
+using test::Work;
 using winograd::strided::Kernels;
 
 using Target = test::Target<Kernels>;
@@ -36,20 +37,6 @@ struct Shape {
 Problem problem_of(const Shape& s) {
   return {s.n, s.c, s.o, 1, make_axis(s.w, s.kw, 2, 1, s.left, s.right), make_axis(s.h, s.kh, 2, 1, s.up, s.down)};
 }
-
-// Work memory of exactly the size asked for, aligned, with a canary behind.
-struct Work {
-  std::vector<std::byte> memory;
-  size_t bytes;
-
-  explicit Work(size_t bytes) : memory(bytes + 2 * kAlignment, std::byte{0x7f}), bytes(bytes) {}  // NaN-like floats
-  std::byte* data() {
-    return memory.data() + (kAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kAlignment) % kAlignment;
-  }
-  bool is_intact() {
-    return std::all_of(data() + bytes, data() + bytes + 8, [](std::byte b) { return b == std::byte{0x7f}; });
-  }
-};
 
 // Values whose sums round.
 void fill(Tensor& t, Random& random) {

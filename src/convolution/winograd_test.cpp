@@ -8,10 +8,12 @@
 #include <limits>
 #include <vector>
 
-#include "base/test.h"
+#include "convolution/algorithm_test.h"
 
 namespace obn::convolution {
 namespace {
+
+using test::Work;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -64,20 +66,6 @@ struct Array {
 
 using Target = ::obn::test::Target<winograd::Kernels>;
 std::vector<Target> all_targets() { return ::obn::test::all_targets(winograd::targets); }
-
-// Work memory of exactly the size asked for, aligned, with a canary behind.
-struct Work {
-  std::vector<std::byte> memory;
-  size_t bytes;
-
-  explicit Work(size_t bytes) : memory(bytes + 2 * kAlignment, std::byte{0x7f}), bytes(bytes) {}  // NaN-like floats
-  std::byte* data() {
-    return memory.data() + (kAlignment - reinterpret_cast<uintptr_t>(memory.data()) % kAlignment) % kAlignment;
-  }
-  bool is_intact() {
-    return std::all_of(data() + bytes, data() + bytes + 8, [](std::byte b) { return b == std::byte{0x7f}; });
-  }
-};
 
 struct Shape {
   size_t n, c, o;

@@ -550,11 +550,7 @@ BNNSFilter create(const BNNSLayerParametersFullyConnected& parameters, const BNN
   if (Options::read(filter_params, &options) != 0) return nullptr;
   FullyConnected* filter = options.make<FullyConnected>(options);
   if (!filter) return nullptr;
-  if (filter->prepare(parameters) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(parameters));
 }
 
 // Weights or bias of the first form of the interface.

@@ -238,29 +238,35 @@ struct Pair {
     CHECK(first && second, "%s: %s", s.text().c_str(), obn_last_error());
   }
 
-  int apply(bool training = true) {
-    const void* in[3];
-    size_t stride[3];
-    for (size_t i = 0; i < x.size(); ++i) {
-      in[i] = x[i].data();
-      stride[i] = x[i].batch_stride;
+  // Inputs and their gradients as calls take them.
+  struct Inputs {
+    const void* x[3] = {};
+    size_t x_stride[3] = {}, dx_stride[3] = {};
+    BNNSNDArrayDescriptor gradients[3] = {}, *dx[3] = {};
+
+    explicit Inputs(Pair& pair) {
+      for (size_t i = 0; i < pair.x.size(); ++i) {
+        x[i] = pair.x[i].data();
+        x_stride[i] = pair.x[i].batch_stride;
+        gradients[i] = pair.dx[i].with_data(pair.s.accumulate);
+        dx[i] = &gradients[i];
+        dx_stride[i] = pair.dx[i].batch_stride;
+      }
     }
+    Inputs(const Inputs&) = delete;
+  };
+
+  int apply(bool training = true) {
+    Inputs in(*this);
     if (s.first != First::arithmetic || (s.inputs() == 1 && s.n % 2 == 0))
-      return BNNSFusedFilterApplyBatch(fused, s.n, in[0], stride[0], y.data(), y.batch_stride, training);
-    return BNNSFusedFilterApplyMultiInputBatch(fused, s.n, x.size(), in, stride, y.data(), y.batch_stride, training);
+      return BNNSFusedFilterApplyBatch(fused, s.n, in.x[0], in.x_stride[0], y.data(), y.batch_stride, training);
+    return BNNSFusedFilterApplyMultiInputBatch(fused, s.n, x.size(), in.x, in.x_stride, y.data(), y.batch_stride,
+                                               training);
   }
   // wanted: a bit each for dx, dw, db, dβ, dγ
   int apply_backward(unsigned wanted = 31) {
-    BNNSNDArrayDescriptor dy_d = dy.with_data(), dx_d[3], *dx_p[3];
-    const void* in[3];
-    size_t stride[3], dx_stride[3];
-    for (size_t i = 0; i < x.size(); ++i) {
-      in[i] = x[i].data();
-      stride[i] = x[i].batch_stride;
-      dx_d[i] = dx[i].with_data(s.accumulate);
-      dx_p[i] = &dx_d[i];
-      dx_stride[i] = dx[i].batch_stride;
-    }
+    BNNSNDArrayDescriptor dy_d = dy.with_data();
+    Inputs in(*this);
     const auto of = [&](Array& array) {
       return array.bytes.empty() ? BNNSNDArrayDescriptor{} : array.with_data(s.accumulate);
     };
@@ -271,23 +277,18 @@ struct Pair {
     if (!(wanted >> 1)) deltas = nullptr;
     const void* out = s.activation == BNNSActivationFunctionIdentity ? nullptr : y.data();
     if (s.first != First::arithmetic || (s.inputs() == 1 && s.n % 2 == 0))
-      return BNNSFusedFilterApplyBackwardBatch(fused, s.n, in[0], stride[0], wanted & 1 ? dx_p[0] : nullptr,
-                                               dx_stride[0], out, y.batch_stride, &dy_d, dy.batch_stride, deltas);
-    return BNNSFusedFilterApplyBackwardMultiInputBatch(fused, s.n, x.size(), in, stride, dx_p, dx_stride, out,
-                                                       y.batch_stride, &dy_d, dy.batch_stride, deltas);
+      return BNNSFusedFilterApplyBackwardBatch(fused, s.n, in.x[0], in.x_stride[0], wanted & 1 ? in.dx[0] : nullptr,
+                                               in.dx_stride[0], out, y.batch_stride, &dy_d, dy.batch_stride, deltas);
+    return BNNSFusedFilterApplyBackwardMultiInputBatch(fused, s.n, x.size(), in.x, in.x_stride, in.dx, in.dx_stride,
+                                                       out, y.batch_stride, &dy_d, dy.batch_stride, deltas);
   }
 
   int apply_separate(bool training = true) {
-    const void* in[3];
-    size_t stride[3];
-    for (size_t i = 0; i < x.size(); ++i) {
-      in[i] = x[i].data();
-      stride[i] = x[i].batch_stride;
-    }
+    Inputs in(*this);
     const int status =
         s.has_weights()
-            ? BNNSFilterApplyBatch(first, s.n, in[0], stride[0], z.data(), z.batch_stride)
-            : BNNSArithmeticFilterApplyBatch(first, s.n, x.size(), in, stride, z.data(), z.batch_stride);
+            ? BNNSFilterApplyBatch(first, s.n, in.x[0], in.x_stride[0], z.data(), z.batch_stride)
+            : BNNSArithmeticFilterApplyBatch(first, s.n, x.size(), in.x, in.x_stride, z.data(), z.batch_stride);
     if (status != 0) return status;
     return BNNSNormalizationFilterApplyBatch(second, s.n, z.data(), z.batch_stride, y.data(), y.batch_stride, training);
   }
@@ -298,22 +299,13 @@ struct Pair {
     if (BNNSNormalizationFilterApplyBackwardBatch(second, s.n, &u_d, u.batch_stride, out, y.batch_stride, &dy_d,
                                                   dy.batch_stride, &db_d, &dg_d) != 0)
       return -1;
-    BNNSNDArrayDescriptor dx_d[3], *dx_p[3];
-    const void* in[3];
-    size_t stride[3], dx_stride[3];
-    for (size_t i = 0; i < x.size(); ++i) {
-      in[i] = x[i].data();
-      stride[i] = x[i].batch_stride;
-      dx_d[i] = dx[i].with_data(s.accumulate);
-      dx_p[i] = &dx_d[i];
-      dx_stride[i] = dx[i].batch_stride;
-    }
+    Inputs in(*this);
     if (!s.has_weights())
-      return BNNSArithmeticFilterApplyBackwardBatch(first, s.n, x.size(), in, stride, dx_p, dx_stride, z.data(),
-                                                    z.batch_stride, &u_d, u.batch_stride);
+      return BNNSArithmeticFilterApplyBackwardBatch(first, s.n, x.size(), in.x, in.x_stride, in.dx, in.dx_stride,
+                                                    z.data(), z.batch_stride, &u_d, u.batch_stride);
     BNNSNDArrayDescriptor dw_d = dw.with_data(s.accumulate), bias_d = db.with_data(s.accumulate);
-    return BNNSFilterApplyBackwardBatch(first, s.n, in[0], stride[0], &dx_d[0], dx_stride[0], nullptr, 0, &u_d,
-                                        u.batch_stride, &dw_d, &bias_d);
+    return BNNSFilterApplyBackwardBatch(first, s.n, in.x[0], in.x_stride[0], in.dx[0], in.dx_stride[0], nullptr, 0,
+                                        &u_d, u.batch_stride, &dw_d, &bias_d);
   }
   std::vector<std::pair<const char*, Array*>> results() {
     std::vector<std::pair<const char*, Array*>> all = {{"output", &y}, {"beta gradient", &dbeta},

@@ -309,11 +309,7 @@ BNNSFilter create(const void* layer_params, const BNNSFilterParameters* filter_p
   if (Options::read(filter_params, &options) != 0) return nullptr;
   Loss* filter = options.make<Loss>(options);
   if (!filter) return nullptr;
-  if (filter->prepare(layer_params) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(layer_params));
 }
 
 int call(BNNSFilter handle, const Arguments& arguments) {

@@ -420,11 +420,7 @@ BNNSFilter create(const char* kind, const char* text, float alpha, float beta, c
   if (Options::read(filter_params, &options) != 0) return nullptr;
   Contraction* filter = options.make<Contraction>(kind, options);
   if (!filter) return nullptr;
-  if (filter->prepare(text, alpha, beta, a, b, c) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(text, alpha, beta, a, b, c));
 }
 
 int check_matrix(const BNNSNDArrayDescriptor& descriptor, const char* argument) {

@@ -419,11 +419,7 @@ BNNSFilter create(BNNSFilterType type, const BNNSLayerParametersNormalization& p
   if (Options::read(filter_params, &options) != 0) return nullptr;
   Normalization* filter = options.make<Normalization>(options);
   if (!filter) return nullptr;
-  if (filter->prepare(type, parameters) != 0) {
-    destroy(filter);
-    return nullptr;
-  }
-  return publish(filter);
+  return publish(filter, filter->prepare(type, parameters));
 }
 
 Normalization* find(BNNSFilter filter) { return static_cast<Normalization*>(find_filter(filter, kKind)); }
