@@ -12,7 +12,18 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.harness import ROOT, Row, Run, ceilings, cpu_name, header, line, say
+from benchmarks.harness import (
+    ROOT,
+    Ceilings,
+    Row,
+    Run,
+    Work,
+    ceilings,
+    cpu_name,
+    header,
+    line,
+    say,
+)
 
 FAMILIES = (
     "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
@@ -20,9 +31,10 @@ FAMILIES = (
     "calls",
 )  # fmt: skip
 
-# Read, write and copy in the caches and in memory: for the record, beside the rows' own floors.
+# Bytes read, written and copied in the caches and in memory: for the record, beside the floors of
+# the rows.
 _SIZES = (1 << 19, 1 << 23, 1 << 28)
-RECORD = [sweep for s in _SIZES for sweep in (f"{s}:0", f"0:{s}", f"{s // 2}:{s // 2}")]
+RECORD = [work for s in _SIZES for work in (Work(s, 0, 0), Work(0, s, 0), Work(s // 2, s // 2, 0))]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -102,7 +114,8 @@ def measure(given: argparse.Namespace) -> dict:
     for name, reason in absent.items():
         say(f"skipped: {name} ({reason})")
     run = Run(threads, present, given.only, given.quick, given.compile)
-    limits = ceilings(threads, RECORD)
+    limits = ceilings(threads)
+    best = {} if limits is None else {str(threads): record(limits)}
     modules = [importlib.import_module(f"benchmarks.bench_{family}") for family in given.family]
     print(header(present), flush=True)
     rows = []
@@ -121,9 +134,20 @@ def measure(given: argparse.Namespace) -> dict:
         "skipped": absent,
         "quick": given.quick,
         "wheel_bytes": wheel_bytes(),
-        "ceilings": {} if limits is None else {str(threads): vars(limits)},
+        "ceilings": best,
         "rows": rows,
     }
+
+
+def record(limits: Ceilings) -> dict:
+    """Multiply-adds per second, and seconds of the RECORD by "read:written", best of five."""
+    sweeps = {}
+    for work in RECORD:
+        loops = limits.loops(work)
+        count = max(1, round(0.01 / loops.timeit(1)))
+        best = min(loops.timeit(count) for _ in range(5)) / count
+        sweeps[f"{work.read}:{work.written}"] = best
+    return {"fma": limits.fma, "sweeps": sweeps}
 
 
 def wheel_bytes() -> int | None:

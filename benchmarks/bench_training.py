@@ -18,7 +18,7 @@ from openbnns.examples import digits
 
 from benchmarks.bench_activation import EXP
 from benchmarks.bench_optimizer import WORK as OPTIMIZERS
-from benchmarks.harness import OURS, Learner, Row, Run, Work, ceilings, floors_of, race, say
+from benchmarks.harness import OURS, Learner, Row, Run, Work, race, race_beside_floor, say
 
 STEPS = 20  # batches, taken in turn; and so many losses have to agree before anything is timed
 CLASSES = 10
@@ -215,11 +215,9 @@ def _row(network: Network, run: Run) -> Row:
     for learner in learners[1:]:
         check(learner, losses)
     work = _work(network)
-    limits = ceilings(run.threads, [work.sweep])
     # Every slice of the race begins with the first step: all do the same, whoever is faster.
     timers = {learner.name: _timer(learner) for learner in learners}
-    floors = floors_of(work, limits)
-    return Row("training", network.name, "step", run.threads, race(timers, run), *floors)
+    return Row("training", network.name, "step", run.threads, *race_beside_floor(timers, work, run))
 
 
 def _timer(learner: Learner) -> Timer:

@@ -1,10 +1,10 @@
-// What this machine can do at best, as JSON: ceilings THREADS READ:WRITTEN ...
+// What this machine can do at best: ceilings THREADS. It answers line by line:
 //
-//   fma     fused multiply-adds of one float32 value each, per second, all threads together
-//   sweeps  per READ:WRITTEN (bytes of all threads together): seconds of the simplest loop that reads that much and
-//           writes that much, once with plain and once with streaming stores
+//   at the start              fused multiply-adds of one float32 value each, per second, all threads together
+//   open READ:WRITTEN ...     makes ready loops that read and write so many bytes (of all threads together), one after
+//                             the other, the simplest there are; stores are plain or streaming, as is faster: which
+//   run COUNT                 seconds of so many turns of them
 //
-// Every number is the best of several tries: a floor, not an expectation.
 #include <omp.h>
 
 #include <algorithm>
@@ -13,6 +13,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -28,7 +32,7 @@ constexpr size_t kWidth = 16;
 #endif
 using Vector = float __attribute__((vector_size(kWidth)));
 
-constexpr int kTries = 15;
+constexpr int kTries = 5;
 constexpr double kTrySeconds = 5e-3;  // long beside the clock and the barriers, short enough to run undisturbed once
 constexpr size_t kBlock = 256;        // bytes per turn of the inner loops
 constexpr size_t kStep = 4096;        // bytes of the larger side between two changes from reading to writing
@@ -39,33 +43,30 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Seconds of the best of several tries of calling body(thread) `calls` times, started together on all threads.
+// Seconds of calling body(thread) `calls` times, started together on all threads.
 template <class Body>
-double best_try(int threads, long calls, const Body& body) {
-  double best = 1e30;
-  for (int attempt = 0; attempt < kTries; attempt++) {
-    double seconds = 0;
+double seconds_of(int threads, long calls, const Body& body) {
+  double seconds = 0;
 #pragma omp parallel num_threads(threads)
-    {
-      const int thread = omp_get_thread_num();
+  {
+    const int thread = omp_get_thread_num();
 #pragma omp barrier
-      const double start = now();
-      for (long call = 0; call < calls; call++) body(thread);
+    const double start = now();
+    for (long call = 0; call < calls; call++) body(thread);
 #pragma omp barrier
-      if (thread == 0) seconds = now() - start;
-    }
-    best = std::min(best, seconds);
+    if (thread == 0) seconds = now() - start;
   }
-  return best;
+  return seconds;
 }
 
-// Best seconds per call, from tries that are long enough.
+// Seconds per call in the best of several tries that are long enough.
 template <class Body>
 double best_seconds(int threads, const Body& body) {
-  for (long calls = 1;; calls *= 2) {
-    const double seconds = best_try(threads, calls, body);
-    if (seconds >= kTrySeconds) return seconds / static_cast<double>(calls);
-  }
+  long calls = 1;
+  while (seconds_of(threads, calls, body) < kTrySeconds) calls *= 2;
+  double best = 1e30;
+  for (int attempt = 0; attempt < kTries; attempt++) best = std::min(best, seconds_of(threads, calls, body));
+  return best / static_cast<double>(calls);
 }
 
 double fma_per_second(int threads) {
@@ -125,6 +126,13 @@ void write(char* begin, char* end) {
   }
 }
 
+// Blocks that each thread reads and writes.
+struct Sweep {
+  size_t reads;
+  size_t writes;
+  bool streams = false;
+};
+
 size_t blocks_for(size_t bytes, int threads) {
   const size_t share = kBlock * static_cast<size_t>(threads);
   return (bytes + share - 1) / share;
@@ -132,47 +140,84 @@ size_t blocks_for(size_t bytes, int threads) {
 
 // from (threads * reads blocks), to (threads * writes blocks): each thread reads and writes its own part in turns.
 template <bool streaming>
-double sweep_seconds(int threads, const char* from, size_t reads, char* to, size_t writes) {
+void run_sweep(const Sweep& sweep, const char* from, char* to, int thread) {
+  const size_t reads = sweep.reads, writes = sweep.writes;
   const size_t steps = std::max<size_t>(1, std::max(reads, writes) * kBlock / kStep);
-  return best_seconds(threads, [=](int thread) {
-    const char* x = from + static_cast<size_t>(thread) * reads * kBlock;
-    char* y = to + static_cast<size_t>(thread) * writes * kBlock;
-    Vector sum[4] = {};
-    for (size_t step = 0; step < steps; step++) {
-      read(x + reads * step / steps * kBlock, x + reads * (step + 1) / steps * kBlock, sum);
-      write<streaming>(y + writes * step / steps * kBlock, y + writes * (step + 1) / steps * kBlock);
-    }
+  const char* x = from + static_cast<size_t>(thread) * reads * kBlock;
+  char* y = to + static_cast<size_t>(thread) * writes * kBlock;
+  Vector sum[4] = {};
+  for (size_t step = 0; step < steps; step++) {
+    read(x + reads * step / steps * kBlock, x + reads * (step + 1) / steps * kBlock, sum);
+    write<streaming>(y + writes * step / steps * kBlock, y + writes * (step + 1) / steps * kBlock);
+  }
 #if defined(__x86_64__)
-    if (streaming) _mm_sfence();
+  if (streaming) _mm_sfence();
 #endif
-    sink = (sum[0] + sum[1] + sum[2] + sum[3])[0] * 0;
-  });
+  sink = (sum[0] + sum[1] + sum[2] + sum[3])[0] * 0;
 }
 
-char* touched(size_t bytes) {  // every page present before the first measurement
-  char* memory = static_cast<char*>(std::aligned_alloc(4096, (bytes / 4096 + 1) * 4096));
-  if (memory == nullptr) std::abort();
-  std::memset(memory, 0, bytes);
-  return memory;
-}
+// Loops over memory that they share, as the passes of a layer do.
+class Loops {
+ public:
+  Loops(int threads, std::vector<Sweep> sweeps) : threads_(threads), sweeps_(std::move(sweeps)) {
+    size_t reads = 0, writes = 0;
+    for (const Sweep& sweep : sweeps_) {
+      reads = std::max(reads, sweep.reads);
+      writes = std::max(writes, sweep.writes);
+    }
+    from_.resize(reads * kBlock * static_cast<size_t>(threads) + kPage);
+    to_.resize(writes * kBlock * static_cast<size_t>(threads) + kPage);
+    for (Sweep& sweep : sweeps_) {
+      const double plain = best_seconds(threads, [&](int thread) { run_sweep<false>(sweep, from(), to(), thread); });
+      const double streaming = best_seconds(threads, [&](int thread) { run_sweep<true>(sweep, from(), to(), thread); });
+      sweep.streams = streaming < plain;
+    }
+  }
+  double seconds(long turns) {
+    return seconds_of(threads_, turns, [&](int thread) {
+      for (const Sweep& sweep : sweeps_) (sweep.streams ? run_sweep<true> : run_sweep<false>)(sweep, from(), to(), thread);
+    });
+  }
+  const std::vector<Sweep>& sweeps() const { return sweeps_; }
+
+ private:
+  static constexpr size_t kPage = 4096;
+  static char* at_page(std::vector<char>& memory) {
+    const size_t past = reinterpret_cast<size_t>(memory.data()) % kPage;
+    return memory.data() + (past ? kPage - past : 0);
+  }
+  const char* from() { return at_page(from_); }
+  char* to() { return at_page(to_); }
+
+  int threads_;
+  std::vector<Sweep> sweeps_;
+  std::vector<char> from_, to_;  // written by their making: every page is there
+};
 
 }  // namespace
 
 int main(int count, char** words) {
-  if (count < 2) return 1;
+  if (count != 2) return 1;
   const int threads = std::atoi(words[1]);
-  std::printf("{\"fma\": %.6g, \"sweeps\": {", fma_per_second(threads));
-  for (int k = 2; k < count; k++) {
+  std::cout << fma_per_second(threads) << std::endl;
+  Loops loops(threads, {});
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream rest(line);
+    std::string command;
+    rest >> command;
+    if (command == "run") {
+      long turns = 0;
+      rest >> turns;
+      std::cout << loops.seconds(turns) << std::endl;
+      continue;
+    }
+    std::vector<Sweep> sweeps;
     size_t read_bytes = 0, written_bytes = 0;
-    if (std::sscanf(words[k], "%zu:%zu", &read_bytes, &written_bytes) != 2) return 1;
-    const size_t reads = blocks_for(read_bytes, threads), writes = blocks_for(written_bytes, threads);
-    char* from = touched(static_cast<size_t>(threads) * reads * kBlock);
-    char* to = touched(static_cast<size_t>(threads) * writes * kBlock);
-    std::printf("%s\"%s\": {\"plain\": %.6g, \"streaming\": %.6g}", k > 2 ? ", " : "", words[k],
-                sweep_seconds<false>(threads, from, reads, to, writes),
-                sweep_seconds<true>(threads, from, reads, to, writes));
-    std::free(from);
-    std::free(to);
+    for (char colon; rest >> read_bytes >> colon >> written_bytes;)
+      sweeps.push_back({blocks_for(read_bytes, threads), blocks_for(written_bytes, threads)});
+    loops = Loops(threads, {});  // first free what the last one held
+    loops = Loops(threads, std::move(sweeps));
+    for (const Sweep& sweep : loops.sweeps()) std::cout << (sweep.streams ? "streaming " : "plain ");
+    std::cout << std::endl;
   }
-  std::printf("}}\n");
 }

@@ -6,14 +6,15 @@ the floor.
 """
 
 import hashlib
-import json
+import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from timeit import Timer
 from types import ModuleType
@@ -139,6 +140,7 @@ class Work:
     read: int
     written: int
     operations: int
+    calls: tuple["Work", ...] = ()  # of which each needs the results of the one before
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -146,11 +148,6 @@ class Work:
             self.written + other.written,
             self.operations + other.operations,
         )
-
-    @property
-    def sweep(self) -> str:
-        """The name of its traffic for ceilings.cpp."""
-        return f"{self.read}:{self.written}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ class Entry:
         contenders: Callable[[], list[Contender]], results: tuple[str, ...] = ("y", "dx"),
     ) -> "Entry":  # fmt: skip
         """Of a layer whose gradients all come from one call."""
-        works = (forward, backward, forward + backward)
+        works = (forward, backward, replace(forward + backward, calls=(forward, backward)))
         return cls(name, dict(zip(PHASES, works, strict=True)), contenders, results)
 
     @classmethod
@@ -274,14 +271,24 @@ def race(timers: dict[str, Timer], run: Run) -> dict[str, Timing]:
     return bench.race(timers, run.rounds, run.slice_seconds, run.pause_seconds)
 
 
+def race_beside_floor(timers: dict[str, Timer], work: Work, run: Run) -> tuple:
+    """The times, and the floors for bytes and for operations in seconds: of the former the median
+    of a loop that runs in the same rounds, because memory is now faster, now slower. None without
+    a compiler."""
+    limits = ceilings(run.threads)
+    if limits is None:
+        return race(timers, run), None, None
+    times = race({**timers, "floor": limits.loops(work)}, run)
+    return times, times.pop("floor").median, work.operations / limits.fma
+
+
 def race_entries(family: str, entries: list[Entry], run: Run) -> Iterator[Row]:
     """Rows of all phases of all entries."""
-    limits = ceilings(run.threads, {work.sweep for e in entries for work in e.works.values()})
     for entry in entries:
-        yield from _race_entry(family, entry, limits, run)
+        yield from _race_entry(family, entry, run)
 
 
-def _race_entry(family: str, entry: Entry, limits: "Ceilings | None", run: Run) -> Iterator[Row]:
+def _race_entry(family: str, entry: Entry, run: Run) -> Iterator[Row]:
     contenders = entry.contenders()
     ours = contenders[0].result()
     for contender in contenders[1:]:
@@ -289,35 +296,54 @@ def _race_entry(family: str, entry: Entry, limits: "Ceilings | None", run: Run) 
     kept = {c.name: c.kept_bytes for c in contenders if getattr(c, "kept_bytes", None)}
     for phase, work in entry.works.items():
         timers = {c.name: Timer(c.step(phase)) for c in contenders if c.step(phase)}
-        floors = floors_of(work, limits)
-        yield Row(family, entry.name, phase, run.threads, race(timers, run), *floors, kept)
+        raced = race_beside_floor(timers, work, run)
+        yield Row(family, entry.name, phase, run.threads, *raced, kept)
 
 
 # ---- floors ----
 
 
-@dataclass(frozen=True)
 class Ceilings:
-    """What ceilings.cpp measured: values per second, and seconds per "read:written"."""
+    """ceilings.cpp, running.
 
-    fma: float
-    sweeps: dict[str, dict[str, float]] = field(repr=False)
+    fma: multiply-adds of one value each that this machine does in a second.
+    """
+
+    def __init__(self, program: Path, threads: int):
+        # Threads that wait give their core away: it belongs to the next contender.
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        self._process = subprocess.Popen(
+            [program, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=environment,
+        )  # fmt: skip
+        self.fma = float(self._process.stdout.readline())
+
+    def loops(self, work: Work) -> "Loops":
+        """The simplest loops that read and write what `work` does; they end with the next call."""
+        self.ask(" ".join(["open", *(f"{w.read}:{w.written}" for w in work.calls or (work,))]))
+        return Loops(self)
+
+    def ask(self, line: str) -> str:
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline()
 
 
-def ceilings(threads: int, sweeps: Iterable[str]) -> Ceilings | None:
-    """Measures this machine with so many threads; None without a compiler."""
+@dataclass(frozen=True)
+class Loops:
+    """Timed as a contender is."""
+
+    of: Ceilings
+
+    def timeit(self, number: int) -> float:
+        return float(self.of.ask(f"run {number}"))
+
+
+@cache
+def ceilings(threads: int) -> Ceilings | None:
+    """This machine with so many threads; None without a compiler."""
     program = build("ceilings.cpp", "ceilings", ["-O3", "-march=native", "-fopenmp"])
-    if program is None:
-        return None
-    output = subprocess.check_output([program, str(threads), *sorted(sweeps)], text=True)
-    return Ceilings(**json.loads(output))
-
-
-def floors_of(work: Work, limits: Ceilings | None) -> tuple[float | None, float | None]:
-    """Seconds below which nobody gets: for the bytes, and for the operations."""
-    if limits is None:
-        return None, None
-    return min(limits.sweeps[work.sweep].values()), work.operations / limits.fma
+    return None if program is None else Ceilings(program, threads)
 
 
 # ---- native helpers ----

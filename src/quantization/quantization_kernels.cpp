@@ -32,42 +32,65 @@ OBN_INLINE T stored(double v) {
   }
 }
 
-struct Quantize {
-  template <class From, class To>
-  OBN_INLINE To of(From x, double scale, double bias) {
-    return stored<To>(scale * static_cast<double>(x) + bias);
-  }
-};
-struct Dequantize {
-  template <class From, class To>
-  OBN_INLINE To of(From x, double scale, double bias) {
-    return stored<To>((static_cast<double>(x) - bias) / scale);
-  }
-};
+// Values go through double a few at a time, so that there is one loop per type on either side and not one per pair.
+constexpr size_t kAtOnce = 256;
 
-template <class Way, class From, class To>
+template <class From>
+[[gnu::noinline]] void load_reals(const From* x, size_t stride, size_t n, double* v) {
+  if (stride == 1) {
+    for (size_t i = 0; i < n; ++i) v[i] = static_cast<double>(x[i]);
+  } else {
+    for (size_t i = 0; i < n; ++i) v[i] = static_cast<double>(x[i * stride]);
+  }
+}
+
+template <class To>
+[[gnu::noinline]] void store_reals(const double* v, size_t n, To* y, size_t stride) {
+  if (stride == 1) {
+    for (size_t i = 0; i < n; ++i) y[i] = stored<To>(v[i]);
+  } else {
+    for (size_t i = 0; i < n; ++i) y[i * stride] = stored<To>(v[i]);
+  }
+}
+
+[[gnu::noinline]] void quantize(double* v, const double* scale, const double* bias, bool factors_move, size_t n) {
+  if (factors_move) {
+    for (size_t i = 0; i < n; ++i) v[i] = scale[i] * v[i] + bias[i];
+  } else {
+    const double s = *scale, b = *bias;
+    for (size_t i = 0; i < n; ++i) v[i] = s * v[i] + b;
+  }
+}
+
+[[gnu::noinline]] void dequantize(double* v, const double* scale, const double* bias, bool factors_move, size_t n) {
+  if (factors_move) {
+    for (size_t i = 0; i < n; ++i) v[i] = (v[i] - bias[i]) / scale[i];
+  } else {
+    const double s = *scale, b = *bias;
+    for (size_t i = 0; i < n; ++i) v[i] = (v[i] - b) / s;
+  }
+}
+
+template <auto way, class From, class To>
 void row(const void* from, size_t x_stride, void* to, size_t y_stride, const double* scale, const double* bias,
          bool factors_move, size_t n) {
   const From* x = static_cast<const From*>(from);
   To* y = static_cast<To*>(to);
-  if (x_stride != 1 || y_stride != 1) {
-    const size_t step = factors_move;
-    for (size_t i = 0; i < n; ++i)
-      y[i * y_stride] = Way::template of<From, To>(x[i * x_stride], scale[i * step], bias[i * step]);
-  } else if (factors_move) {
-    for (size_t i = 0; i < n; ++i) y[i] = Way::template of<From, To>(x[i], scale[i], bias[i]);
-  } else {
-    const double s = *scale, b = *bias;
-    for (size_t i = 0; i < n; ++i) y[i] = Way::template of<From, To>(x[i], s, b);
+  alignas(64) double v[kAtOnce];
+  for (size_t first = 0; first < n; first += kAtOnce) {
+    const size_t count = n - first < kAtOnce ? n - first : kAtOnce, at = factors_move ? first : 0;
+    load_reals(x + first * x_stride, x_stride, count, v);
+    way(v, scale + at, bias + at, factors_move, count);
+    store_reals(v, count, y + first * y_stride, y_stride);
   }
 }
 
 template <class Integer>
 constexpr void list(obn::quantization::Kernels& t, size_t integer) {
-  t.quantize[0][integer] = row<Quantize, int32_t, Integer>;
-  t.quantize[1][integer] = row<Quantize, float, Integer>;
-  t.dequantize[integer][0] = row<Dequantize, Integer, int32_t>;
-  t.dequantize[integer][1] = row<Dequantize, Integer, float>;
+  t.quantize[0][integer] = row<quantize, int32_t, Integer>;
+  t.quantize[1][integer] = row<quantize, float, Integer>;
+  t.dequantize[integer][0] = row<dequantize, Integer, int32_t>;
+  t.dequantize[integer][1] = row<dequantize, Integer, float>;
 }
 
 constexpr obn::quantization::Kernels table() {
