@@ -1,13 +1,18 @@
-"""Attention: a forward pass into `out=` with a cache, then all gradients into given arrays."""
+"""Attention: a forward pass into `out=` with a cache, then all gradients into given arrays.
+
+And the memory of one long sequence, forward and backward without a cache."""
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
-from cases.attention import AttentionCase, by_name
+from cases.attention import VERY_LONG, AttentionCase, by_name
 
 from benchmarks.harness import (
     OURS,
+    ROOT,
     Contender,
     Entry,
     Row,
@@ -35,7 +40,16 @@ RESULTS = ("y", *GRADIENTS)
 def rows(run: Run) -> Iterator[Row]:
     """One row per phase of every case that matches."""
     chosen = [_entry(case, run) for case in CASES if re.search(run.only, f"attention {case}")]
-    return race_entries("attention", chosen, run)
+    yield from race_entries("attention", chosen, run)
+    name = f"{VERY_LONG}-uncached"
+    if sys.platform == "linux" and re.search(run.only, f"attention {name}"):
+        held = {OURS: _peak_bytes(run.threads)}
+        yield Row("attention", name, "memory", run.threads, {}, kept_bytes=held)
+
+
+def _peak_bytes(threads: int) -> int:
+    script = f"import benchmarks, cases.attention as a; print(a.VERY_LONG.peak_bytes({threads}))"
+    return int(subprocess.check_output([sys.executable, "-c", script], cwd=ROOT))
 
 
 def works(case: AttentionCase) -> tuple[Work, Work]:

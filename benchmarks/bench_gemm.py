@@ -30,6 +30,11 @@ CASES = [
 ]
 ROUGH = ("bfloat16", "float16", "medium")
 ROUGH_CASES = [case for case in CASES[:6] if not case.column_major]
+# Few rows or columns, the weights as (k, n): half values are cheaper to read, but not to pack.
+_NARROW_SIZES = ((8, 1024, 1024), (16, 1024, 1024), (32, 1024, 1024), (32, 10, 1568))
+NARROW_CASES = [
+    FullyConnectedCase(m, k, n, bias=False, column_major=True) for m, n, k in _NARROW_SIZES
+]
 
 
 def rows(run: Run) -> Iterator[Row]:
@@ -38,7 +43,7 @@ def rows(run: Run) -> Iterator[Row]:
     entries += [
         _rough_entry(case, kind, run)
         for kind in ROUGH
-        for case in ROUGH_CASES
+        for case in ROUGH_CASES + (NARROW_CASES if kind != "medium" else [])
         if kind == "float16" or has_bfloat16()
     ]
     chosen = [entry for entry in entries if re.search(run.only, f"gemm {entry.name}")]

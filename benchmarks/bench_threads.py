@@ -2,7 +2,8 @@
 
 The phase "1 user" is one Python thread that computes on one core, "2 users" are two at once with
 the library's own setting, on two cores. The time is of all steps together over their number, so
-half of the one is the best there is for the other. Only in processes of two threads.
+half of the one is the best there is for the other. First with ``train_step``, the same batch every
+time; then, "-fit", with ``fit`` on as many shuffled batches. Only in processes of two threads.
 """
 
 import re
@@ -15,6 +16,8 @@ import openbnns
 from openbnns.blocks import Convolution, Dense, Pool
 
 from benchmarks.harness import OURS, Row, Run, Timing, race
+
+Train = Callable[[openbnns.Network], object]
 
 CLASSES = 10
 USERS = (1, 2)
@@ -45,30 +48,43 @@ def rows(run: Run) -> Iterator[Row]:
     for name, (blocks, shape, steps) in NETWORKS.items():
         if run.threads < 2 or not re.search(run.only, f"threads {name}"):
             continue
-        with ThreadPoolExecutor(max(USERS)) as pool:
-            timers = {str(users): _timer(pool, blocks, shape, steps, users) for users in USERS}
-            times = race(timers, run)
-        for users in USERS:
-            each = _per_step(times[str(users)], users * steps)
-            phase = f"{users} user{'s' * (users > 1)}"
-            yield Row("threads", name, phase, users, {OURS: each})
+        for suffix, train in (("", _train_step(shape, steps)), ("-fit", _fit(shape, steps))):
+            with ThreadPoolExecutor(max(USERS)) as pool:
+                timers = {str(n): _timer(pool, blocks, shape[1:], train, n) for n in USERS}
+                times = race(timers, run)
+            for users in USERS:
+                each = _per_step(times[str(users)], users * steps)
+                phase = f"{users} user{'s' * (users > 1)}"
+                yield Row("threads", name + suffix, phase, users, {OURS: each})
     openbnns.set_num_threads(run.threads)
 
 
-def _timer(
-    pool: ThreadPoolExecutor, blocks: Callable[[], list], shape: tuple[int, ...], steps: int,
-    users: int,
-) -> Timer:  # fmt: skip
-    """So many steps of so many networks, each network in a thread of its own."""
-    random = np.random.default_rng(0)
-    x = random.standard_normal(shape, dtype=np.float32)
-    labels = random.integers(CLASSES, size=shape[0])
-    networks = [openbnns.Network(blocks(), input=shape[1:], seed=seed) for seed in range(users)]
+def _train_step(shape: tuple[int, ...], steps: int) -> Train:
+    x, labels = _samples(shape)
 
     def train(network: openbnns.Network) -> None:
         for _ in range(steps):
             network.train_step(x, labels)
 
+    return train
+
+
+def _fit(shape: tuple[int, ...], steps: int) -> Train:
+    x, labels = _samples((steps * shape[0], *shape[1:]))
+    return lambda network: network.fit(x, labels, batch_size=shape[0])
+
+
+def _samples(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.standard_normal(shape, np.float32), random.integers(CLASSES, size=shape[0])
+
+
+def _timer(
+    pool: ThreadPoolExecutor, blocks: Callable[[], list], shape: tuple[int, ...], train: Train,
+    users: int,
+) -> Timer:  # fmt: skip
+    """So many networks trained, each in a thread of its own."""
+    networks = [openbnns.Network(blocks(), input=shape, seed=seed) for seed in range(users)]
     return Timer(
         lambda: list(pool.map(train, networks)), setup=lambda: openbnns.set_num_threads(users)
     )

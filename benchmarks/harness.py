@@ -36,13 +36,14 @@ Step = Callable[[], object]
 
 
 def at_lines(*arrays: np.ndarray | None) -> list:
-    """Copies of packed arrays that begin at a cache line, as the peers' own memory does."""
-    return [
-        array if array is None or not array.flags.c_contiguous else _copy(array) for array in arrays
-    ]
+    """Copies of packed arrays that begin at a cache line, as the peers' own memory does; matrices
+    of packed columns too."""
+    return [None if array is None else _copy(array) for array in arrays]
 
 
 def _copy(array: np.ndarray) -> np.ndarray:
+    if not array.flags.c_contiguous:
+        return _copy(array.T).T if array.flags.f_contiguous else array
     found = empty_like(array)
     found[...] = array
     return found

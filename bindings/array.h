@@ -253,6 +253,21 @@ class Array {
   Py_ssize_t lead_ = 0;       // 1 when axis 0 is the batch
 };
 
+// Memory of the caller that needs no operand, held for the time of one call.
+struct Buffer {
+  Py_buffer view = {};
+
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { PyBuffer_Release(&view); }  // does nothing where there is none
+
+  // False with an exception.
+  bool take(PyObject* object, int flags) { return PyObject_GetBuffer(object, &view, flags) == 0; }
+  size_t size() const { return static_cast<size_t>(view.len); }
+  char* at(size_t byte) const { return static_cast<char*>(view.buf) + byte; }
+};
+
 // A gradient that a backward call writes: True allocates it if it `exists`, an array receives it, None and False leave
 // it out.
 class Target {

@@ -116,18 +116,8 @@ struct Masks {
   const BNNSNDArrayDescriptor* added_descriptor() const { return added.data() ? &added_array : nullptr; }
 };
 
-// A cache's memory, or None.
-struct CacheBuffer {
-  Py_buffer view = {};
-
-  CacheBuffer() = default;
-  CacheBuffer(const CacheBuffer&) = delete;
-  CacheBuffer& operator=(const CacheBuffer&) = delete;
-  ~CacheBuffer() { PyBuffer_Release(&view); }  // does nothing where there is none
-
-  bool take(PyObject* object) { return object == Py_None || PyObject_GetBuffer(object, &view, PyBUF_WRITABLE) == 0; }
-  size_t size() const { return static_cast<size_t>(view.len); }
-};
+// A cache's memory, or None. False with an exception.
+bool take_cache(Buffer& cache, PyObject* object) { return object == Py_None || cache.take(object, PyBUF_WRITABLE); }
 
 // Values that a call touches at least, to decide whether it is worth releasing the GIL.
 size_t work_of(const Call& call) {
@@ -144,11 +134,11 @@ PyObject* attention_apply(PyObject* module, PyObject* const* arguments, Py_ssize
   if (!call.ok()) return nullptr;
   Array x[3], y;
   Masks masks;
-  CacheBuffer cache;
+  Buffer cache;
   for (int i = 0; i < 3; ++i)
     if (!x[i].take(call, arguments[1 + i], operand_of(call, i, kInput), kNames[i][kInput], Use::read)) return nullptr;
   if (!masks.take(call, arguments[4], arguments[5]) ||
-      !y.take_or_make(call, arguments[6], operand_of(call, kOutput, kInput), "out") || !cache.take(arguments[7]))
+      !y.take_or_make(call, arguments[6], operand_of(call, kOutput, kInput), "out") || !take_cache(cache, arguments[7]))
     return nullptr;
   size_t cache_size = cache.size();
   if (!call.run(work_of(call), [&] {
@@ -174,13 +164,13 @@ PyObject* attention_backward(PyObject* module, PyObject* const* arguments, Py_ss
   if (accumulate == -1 && PyErr_Occurred()) return nullptr;
   Array x[3], dy;
   Masks masks;
-  CacheBuffer cache;
+  Buffer cache;
   if (!dy.take(call, arguments[4], operand_of(call, kOutput, kInput), "grad_output", Use::read, Strides::any))
     return nullptr;
   for (int i = 0; i < 3; ++i)
     if (!x[i].take_optional(call, arguments[1 + i], operand_of(call, i, kInput), kNames[i][kInput], Use::read))
       return nullptr;
-  if (!masks.take(call, arguments[5], arguments[6]) || !cache.take(arguments[7])) return nullptr;
+  if (!masks.take(call, arguments[5], arguments[6]) || !take_cache(cache, arguments[7])) return nullptr;
 
   constexpr int kTargets = kProjections * kParts + 2;  // that of the output's input is never wanted
   Target targets[kTargets];

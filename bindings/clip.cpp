@@ -9,13 +9,10 @@ namespace {
 
 enum { kInput, kOutput };  // operands
 
-// name, input, output, x, out or None, low, high
-PyObject* clip_value(PyObject* module, PyObject* arguments) {
-  PyObject *name, *operands[2], *x_object, *y_object;
-  float low, high;
-  if (!PyArg_ParseTuple(arguments, "UOOOOff:clip_value", &name, &operands[kInput], &operands[kOutput], &x_object,
-                        &y_object, &low, &high))
-    return nullptr;
+// A call from one whole array to another, made if it is None. NULL with an exception.
+template <class Function>
+PyObject* run_whole(PyObject* module, PyObject* name, PyObject* const* operands, PyObject* x_object, PyObject* y_object,
+                    const Function& function) {
   Call call(module, name);
   NewFilter keeper(call, Family::activation);  // never opened: it holds the operands for the time of the call
   if (!keeper.parse_operands(operands, 2)) return nullptr;
@@ -27,8 +24,19 @@ PyObject* clip_value(PyObject* module, PyObject* arguments) {
   const BNNSNDArrayDescriptor from = x.describe_first_major(input);
   BNNSNDArrayDescriptor to = y.describe_first_major(output);
   call.batch = 1;
-  if (!call.run(input, [&] { return BNNSClipByValue(&to, &from, low, high); })) return nullptr;
+  if (!call.run(input, [&] { return function(&to, &from); })) return nullptr;
   return y.result();
+}
+
+// name, input, output, x, out or None, low, high
+PyObject* clip_value(PyObject* module, PyObject* arguments) {
+  PyObject *name, *operands[2], *x_object, *y_object;
+  float low, high;
+  if (!PyArg_ParseTuple(arguments, "UOOOOff:clip_value", &name, &operands[kInput], &operands[kOutput], &x_object,
+                        &y_object, &low, &high))
+    return nullptr;
+  return run_whole(module, name, operands, x_object, y_object,
+                   [=](auto* to, auto* from) { return BNNSClipByValue(to, from, low, high); });
 }
 
 // name, input, output, x, out or None, threshold, axis_flags
@@ -39,19 +47,8 @@ PyObject* clip_norm(PyObject* module, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "UOOOOfI:clip_norm", &name, &operands[kInput], &operands[kOutput], &x_object,
                         &y_object, &threshold, &axis_flags))
     return nullptr;
-  Call call(module, name);
-  NewFilter keeper(call, Family::activation);
-  if (!keeper.parse_operands(operands, 2)) return nullptr;
-  const Operand &input = keeper->operands[kInput], &output = keeper->operands[kOutput];
-  Array x, y;
-  if (!x.take(call, x_object, input, "x", Use::read, Strides::any, Batched::no) ||
-      !y.take_or_make_whole(call, y_object, output, "out"))
-    return nullptr;
-  const BNNSNDArrayDescriptor from = x.describe_first_major(input);
-  BNNSNDArrayDescriptor to = y.describe_first_major(output);
-  call.batch = 1;
-  if (!call.run(input, [&] { return BNNSClipByNorm(&to, &from, threshold, axis_flags); })) return nullptr;
-  return y.result();
+  return run_whole(module, name, operands, x_object, y_object,
+                   [=](auto* to, auto* from) { return BNNSClipByNorm(to, from, threshold, axis_flags); });
 }
 
 // One of several arrays of a call.
@@ -115,19 +112,8 @@ PyObject* clip_compute_norm(PyObject* module, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "UOOOOI:clip_compute_norm", &name, &operands[kInput], &operands[kOutput], &x_object,
                         &y_object, &axis_flags))
     return nullptr;
-  Call call(module, name);
-  NewFilter keeper(call, Family::activation);
-  if (!keeper.parse_operands(operands, 2)) return nullptr;
-  const Operand &input = keeper->operands[kInput], &output = keeper->operands[kOutput];
-  Array x, y;
-  if (!x.take(call, x_object, input, "x", Use::read, Strides::any, Batched::no) ||
-      !y.take_or_make_whole(call, y_object, output, "out"))
-    return nullptr;
-  const BNNSNDArrayDescriptor from = x.describe_first_major(input);
-  BNNSNDArrayDescriptor to = y.describe_first_major(output);
-  call.batch = 1;
-  if (!call.run(input, [&] { return BNNSComputeNorm(&to, &from, BNNSL2Norm, axis_flags); })) return nullptr;
-  return y.result();
+  return run_whole(module, name, operands, x_object, y_object,
+                   [=](auto* to, auto* from) { return BNNSComputeNorm(to, from, BNNSL2Norm, axis_flags); });
 }
 
 // name, input, output (both packed), x, y, grad_output, input_gradient or None for a new one, axis_flags, accumulate

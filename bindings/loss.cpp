@@ -65,16 +65,6 @@ PyObject* loss_create(PyObject* module, PyObject* arguments) {
   return made;
 }
 
-// A buffer that Python has checked, held for one call.
-struct Buffer {
-  Py_buffer view = {};
-
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { PyBuffer_Release(&view); }  // does nothing where there is none
-};
-
 // Labels like the input, or class numbers of the given type; and weights. Shared by both calls.
 struct Truth {
   Array labels;
@@ -92,13 +82,13 @@ struct Truth {
       if (!labels.take(call, labels_object, call.operand(kInput), "labels", Use::read)) return false;
     } else {
       class_type = static_cast<BNNSDataType>(code);
-      if (PyObject_GetBuffer(labels_object, &classes.view, PyBUF_STRIDED_RO) != 0) return false;
+      if (!classes.take(labels_object, PyBUF_STRIDED_RO)) return false;
       if (is_recording() && !keep_recorded(labels_object)) return false;
     }
     if (weights_object == Py_None) return true;
     if (is_recording()) return refuse_recording();  // they are the caller's, and others in every step
-    if (PyObject_GetBuffer(weights_object, &weights.view, PyBUF_SIMPLE) != 0) return false;
-    weights_size = static_cast<size_t>(weights.view.len) / sizeof(float);
+    if (!weights.take(weights_object, PyBUF_SIMPLE)) return false;
+    weights_size = weights.size() / sizeof(float);
     return true;
   }
   Place place() const { return are_classes ? Place{classes.view.buf, class_stride()} : labels.place(); }

@@ -2,7 +2,11 @@
 //
 //   record([(label, callable), ...])   every callable is called; the native calls it makes are kept instead of being run
 //   program()                          runs them; the first that fails raises what it would have raised by itself
+//   repeat(program, runs, feeds, ...)  runs it many times, with other values in its arrays each time
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
 
 #include "array.h"
 
@@ -86,6 +90,82 @@ PyObject* program_call(PyObject* self, PyObject*, PyObject*) {
   return PyErr_Format(job->error, "[%U] %U: %s", job->name, job->label, sentence_of(job, outcome));
 }
 
+// ---- many runs ----
+
+constexpr int kPacked = PyBUF_C_CONTIGUOUS;
+
+// Fills `into` before every run: with the next bytes of `from`, or with those of its rows that are next in `numbers`.
+struct Feed {
+  Buffer into, from, numbers;
+  size_t row = 0;      // bytes of one
+  size_t per_run = 0;  // rows
+
+  const int64_t* rows(size_t run) const {
+    return reinterpret_cast<const int64_t*>(numbers.at(run * per_run * sizeof(int64_t)));
+  }
+  // False with an exception.
+  bool take(PyObject* tuple, size_t runs) {
+    PyObject *to, *source, *order;
+    if (!PyArg_ParseTuple(tuple, "OOO:repeat", &to, &source, &order) || !into.take(to, kPacked | PyBUF_WRITABLE) ||
+        !from.take(source, kPacked) || (order != Py_None && !numbers.take(order, kPacked)))
+      return false;
+    if (order == Py_None ? from.size() == runs * into.size() : fits(runs)) return true;
+    PyErr_SetString(PyExc_ValueError, "repeat: an array does not have as many values as so many runs read");
+    return false;
+  }
+  bool fits(size_t runs) {
+    const size_t count = from.view.ndim > 0 ? static_cast<size_t>(from.view.shape[0]) : 0;
+    if (count == 0 || from.size() == 0 || numbers.view.itemsize != sizeof(int64_t)) return false;
+    row = from.size() / count;
+    per_run = into.size() / row;
+    const size_t all = runs * per_run;
+    if (into.size() != per_run * row || numbers.size() != all * sizeof(int64_t)) return false;
+    for (size_t i = 0; i < all; ++i)
+      if (static_cast<uint64_t>(rows(0)[i]) >= count) return false;
+    return true;
+  }
+  void fill(size_t run) const {
+    if (!per_run) {
+      std::memcpy(into.at(0), from.at(run * into.size()), into.size());
+      return;
+    }
+    for (size_t i = 0; i < per_run; ++i)
+      std::memcpy(into.at(i * row), from.at(static_cast<size_t>(rows(run)[i]) * row), row);
+  }
+};
+
+// program, runs, list of (into, from, numbers of rows (int64) or None), an array that the program writes, an array for
+// what it wrote in each run. The number of runs that went well: all, or those before the first that did not, which
+// raises nothing.
+PyObject* repeat(PyObject* module, PyObject* arguments) {
+  PyObject *object, *lists, *result, *results;
+  Py_ssize_t wanted;
+  if (!PyArg_ParseTuple(arguments, "O!nO!OO:repeat", state_of(module)->program_type, &object, &wanted, &PyList_Type,
+                        &lists, &result, &results))
+    return nullptr;
+  const ProgramObject* program = program_of(object);
+  const size_t runs = wanted < 0 ? 0 : static_cast<size_t>(wanted), count = static_cast<size_t>(PyList_Size(lists));
+  const std::unique_ptr<Feed[]> feeds(new (std::nothrow) Feed[count]);
+  if (!feeds) return PyErr_NoMemory();
+  for (size_t i = 0; i < count; ++i)
+    if (!feeds[i].take(PyList_GetItem(lists, static_cast<Py_ssize_t>(i)), runs)) return nullptr;
+  Buffer from, into;
+  if (!from.take(result, kPacked) || !into.take(results, kPacked | PyBUF_WRITABLE)) return nullptr;
+  if (into.size() != runs * from.size()) {
+    PyErr_SetString(PyExc_ValueError, "repeat: expected room for one result of each run");
+    return nullptr;
+  }
+  size_t done = 0;
+  Py_BEGIN_ALLOW_THREADS
+  for (bool goes_well = true; goes_well && done < runs;) {
+    for (size_t i = 0; i < count; ++i) feeds[i].fill(done);
+    for (Job* job = program->first; goes_well && job; job = job->next) goes_well = run_job(job) == Outcome::done;
+    if (goes_well) std::memcpy(into.at(done++ * from.size()), from.at(0), from.size());
+  }
+  Py_END_ALLOW_THREADS
+  return PyLong_FromSize_t(done);
+}
+
 PyType_Slot program_slots[] = {
     {Py_tp_doc, const_cast<char*>("Native calls that run one after the other.")},
     {Py_tp_dealloc, reinterpret_cast<void*>(program_dealloc)},
@@ -126,12 +206,10 @@ PyObject* record(PyObject* module, PyObject* calls) {
 PyObject* require_finite(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   if (!check_count("require_finite", count, 2)) return nullptr;
   Call call(module, arguments[0]);
-  Py_buffer view;
-  if (PyObject_GetBuffer(arguments[1], &view, PyBUF_SIMPLE) != 0) return nullptr;
-  const float* value = static_cast<const float*>(view.buf);
-  const bool fits = view.len == sizeof(float);
-  PyBuffer_Release(&view);
-  if (!fits) {
+  Buffer array;
+  if (!array.take(arguments[1], PyBUF_SIMPLE)) return nullptr;
+  const float* value = static_cast<const float*>(array.view.buf);
+  if (array.size() != sizeof(float)) {
     PyErr_SetString(PyExc_TypeError, "require_finite: expected one float32");
     return nullptr;
   }
@@ -180,6 +258,7 @@ bool refuse_recording() {
 
 PyMethodDef program_methods[] = {
     {"record", record, METH_O, nullptr},
+    {"repeat", repeat, METH_VARARGS, nullptr},
     {"require_finite", as_method(require_finite), METH_FASTCALL, nullptr},
     {},
 };

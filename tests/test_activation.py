@@ -4,7 +4,15 @@ import numpy as np
 import openbnns
 import pytest
 from cases import activation as cases
-from cases import dtype_of, gaps_untouched, generator, has_bfloat16, is_sentinel, sentinel_array
+from cases import (
+    assert_refused,
+    dtype_of,
+    gaps_untouched,
+    generator,
+    has_bfloat16,
+    is_sentinel,
+    sentinel_array,
+)
 from cases.activation import PARAMETERS, SOFTMAX, ActivationCase, activation_of
 from cases.descriptors import (
     TYPES,
@@ -907,13 +915,6 @@ def sigmoid():
     f = activation_layer(3, vector(8), vector(8))
     yield f
     c.BNNSFilterDestroy(f)
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def test_null_pointers_are_refused(sigmoid):

@@ -7,7 +7,14 @@ import numpy as np
 import openbnns
 import pytest
 from cases import arithmetic as cases
-from cases import gaps_untouched, generator, has_bfloat16, is_sentinel, sentinel_array
+from cases import (
+    assert_refused,
+    gaps_untouched,
+    generator,
+    has_bfloat16,
+    is_sentinel,
+    sentinel_array,
+)
 from cases.arithmetic import ArithmeticCase
 from cases.descriptors import image, matrix, misaligned, vector
 from cases.marks import marked
@@ -648,13 +655,6 @@ def add():
     assert f, c.last_error()
     yield f
     c.BNNSFilterDestroy(f)
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def test_c_forward_and_backward(add):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import openbnns
 import pytest
+from cases import assert_refused, dtype_of, has_bfloat16, is_sentinel, sentinel_array
 from cases import convolution as cases
-from cases import dtype_of, has_bfloat16, is_sentinel, sentinel_array
 from cases.convolution import ConvolutionCase
 from cases.descriptors import convolution_parameters, image, misaligned, vector, weights
 from cases.marks import marked
@@ -780,13 +780,6 @@ def test_random_geometries_never_crash():
         assert np.isfinite(y).all()
         c.BNNSFilterDestroy(f)
     assert made > 10
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def test_bad_pointers_are_refused(ones):

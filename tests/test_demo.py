@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -149,6 +150,18 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["drawn-digits.safetensors"]
 
 
+def test_without_safetensors_there_is_no_checkpoint(tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "safetensors" else find(name)
+    )
+    monkeypatch.setattr(demo, "load_handwriting", lambda seed: None)
+    monkeypatch.setattr(demo.Training, "is_done", lambda self: len(self.losses) == 2)
+    assert demo.run(folder=tmp_path) == 0
+    assert "checkpoint: none; pip install safetensors" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
 def test_doctor(capsys):
     assert main(["doctor"]) == 0
     assert openbnns.isa() in capsys.readouterr().out
@@ -163,5 +176,18 @@ def test_the_command_says_what_is_wrong(tmp_path, capsys):
     blocked.write_text("")
     assert main(["demo", "--folder", str(blocked)]) == 1
     assert "openbnns demo:" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["nothing"])
+    for wrong in (["nothing"], ["demo", "--epochs", "0"], ["demo", "--seed", "-1"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(wrong)
+
+
+@pytest.mark.parametrize(
+    ("command", "function"),
+    [("demo", "demo.run"), ("check", "checking.check_all"), ("bench", "bench.run")],
+)
+def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, command, function):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"openbnns.{function}", interrupted)
+    assert main([command]) == 130

@@ -1,15 +1,19 @@
 """The documentation tells the truth: Python runs, C compiles and runs, links lead somewhere."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import openbnns
 import pytest
 from openbnns.__main__ import main
 
-DOCS = Path(__file__).parent.parent / "docs"
+README = Path(__file__).parent.parent / "README.md"
+DOCS = README.parent / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [str(page.relative_to(DOCS)) for page in PAGES]
 
@@ -19,11 +23,12 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+SHOW_PYTHON = [page for page in (README, *PAGES) if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", SHOW_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
     code = blocks(page, "python")
-    if not code:
-        pytest.skip("shows no Python")
     if "safetensors" in "".join(code):
         pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
@@ -37,16 +42,37 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "c")], ids=lambda p: p.name)
 def test_c_compiles_and_runs(page, tmp_path):
-    compiler = shutil.which("cc")
-    if compiler is None:
+    """By the commands that the page shows, without a warning."""
+    if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    library = openbnns.library_path()
-    for number, block in enumerate(blocks(page, "c")):
-        source, program = tmp_path / f"{number}.c", tmp_path / str(number)
-        source.write_text(block)
-        command = [compiler, source, f"-I{openbnns.include_dir()}", library, "-o", program]
-        subprocess.run([*command, f"-Wl,-rpath,{library.parent}"], check=True)
-        subprocess.run([program], check=True, capture_output=True)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    shown = compile_commands(page)
+    for block in blocks(page, "c"):
+        (tmp_path / "program.c").write_text(block)
+        run = subprocess.run(
+            ["sh", "-ec", f"{shown}\n./program"], cwd=tmp_path, env={**os.environ, "PATH": path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert run.returncode == 0, run.stderr
+        assert run.stderr == ""
+
+
+def compile_commands(page):
+    """What a page shows to compile program.c."""
+    text = page.read_text(encoding="utf-8")
+    [shown] = re.findall(r"^    library=.*?-o program$", text, re.DOTALL | re.MULTILINE)
+    return textwrap.dedent(shown)
+
+
+def test_the_readme_compiles_c_the_same_way():
+    assert compile_commands(README) == compile_commands(DOCS / "howto" / "port_c.md")
+
+
+def test_pages_that_show_python_are_found():
+    assert {"README.md", "tutorial.md", "transformer.md"} <= {page.name for page in SHOW_PYTHON}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -75,7 +101,7 @@ def test_every_public_module_is_in_the_reference():
 
 def commands():
     """Every call of the command in the README and on the site, without its comment."""
-    pages = [DOCS.parent / "README.md", DOCS.parent / "benchmarks" / "README.md", *PAGES]
+    pages = [README, DOCS.parent / "benchmarks" / "README.md", *PAGES]
     found = set()
     for page in pages:
         text = page.read_text(encoding="utf-8")
@@ -105,7 +131,7 @@ def test_the_commands_of_the_package_are_all_shown():
 def test_make_targets_are_there():
     makefile = (DOCS.parent / "Makefile").read_text(encoding="utf-8")
     named = set()
-    for page in (DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md", *PAGES):
+    for page in (README, DOCS.parent / "CONTRIBUTING.md", *PAGES):
         text = page.read_text(encoding="utf-8")
         named |= set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE))
     assert {"demo", "test", "docs", "bench", "lint"} <= named

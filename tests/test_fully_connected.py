@@ -3,8 +3,8 @@
 import numpy as np
 import openbnns
 import pytest
+from cases import assert_refused, has_bfloat16, sentinel_array
 from cases import fully_connected as cases
-from cases import has_bfloat16, is_sentinel, sentinel_array
 from cases.descriptors import first_major, matrix, misaligned, vector
 from cases.fully_connected import FullyConnectedCase
 from cases.marks import marked
@@ -554,13 +554,6 @@ def test_random_parameter_blocks_never_crash():
         assert c.BNNSFilterCreateLayerFullyConnected(parameters, None) is None
         assert c.last_error()
     assert c.BNNSFilterCreateLayerFullyConnected(None, None) is None
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def test_bad_calls_are_refused_and_write_nothing():

@@ -1,13 +1,12 @@
 """Fused layers: the values, gradients and refusals of two layers in one."""
 
-import threading
 from dataclasses import replace
 
 import numpy as np
 import openbnns
 import pytest
 from cases import fused as cases
-from cases import gaps_untouched, generator, is_sentinel, sentinel_array
+from cases import gaps_untouched, generator, in_threads, is_sentinel, sentinel_array
 from cases.convolution import ConvolutionCase
 from cases.fully_connected import FullyConnectedCase
 from cases.fused import FusedCase
@@ -545,7 +544,7 @@ def test_training_calls_of_one_layer_exclude_each_other():
     dw = layer.apply_backward(x, y=y, grad_output=dy).weights
     refused, wrong = [], []
 
-    def work():
+    def work(_):
         for _ in range(20):
             try:
                 if not np.array_equal(layer.apply(x, training=True), y):
@@ -555,11 +554,7 @@ def test_training_calls_of_one_layer_exclude_each_other():
             except LayerApplyError as error:
                 refused.append(str(error))
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(4, work)
     assert wrong == []
     assert all("expected one training or backward call at a time" in text for text in refused)
 

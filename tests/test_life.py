@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import openbnns
 import pytest
+from cases import in_threads
 from cases.samples import images, pool
 from openbnns import (
     Activation,
@@ -217,7 +218,7 @@ def test_many_python_threads_share_a_layer():
     layer = PoolingLayer("average", input=x, kernel_size=2)
     expected, failures = layer(x), []
 
-    def work():
+    def work(_):
         out = np.empty_like(expected)
         for _ in range(100):
             if not np.array_equal(layer.apply(x, out=out), expected):
@@ -228,11 +229,7 @@ def test_many_python_threads_share_a_layer():
                 if "x: expected (N, 2, 32, 32)" not in str(error):
                     failures.append(str(error))
 
-    workers = [threading.Thread(target=work) for _ in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(6, work)
     assert failures == []
 
 

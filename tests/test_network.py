@@ -215,6 +215,35 @@ def test_checking_leaves_everything_as_it_was():
         assert_same_bits(array, before[name])
 
 
+def test_frozen_blocks_and_dropout_are_set_aside_while_gradients_are_checked():
+    def network():
+        made = Network([Attention(2, dropout=0.5), Dense(3), Dense(2)], input=(4, 6), seed=1)
+        made.freeze("dense_1")
+        return made
+
+    checked, other = network(), network()
+    x, labels = random_batch(3, 4, 6), np.arange(3) % 2
+    losses = [[], []]
+    for step in range(4):
+        if step == 2:
+            report = check_gradients(checked, x, entries=4)
+            assert report.ok, f"\n{report}"
+            assert "dense_1.weights" in {row[0] for row in report.rows}
+        for into, each in zip(losses, (checked, other), strict=True):
+            into.append(each.train_step(x, labels))
+    assert losses[0] == losses[1]
+    assert "dense_1.weights" not in checked.gradients()
+
+
+def test_targets_that_draw_random_numbers_cannot_be_checked():
+    class Noise(Scale):
+        def forward(self, x, y, *, training, rooms):
+            y[...] = x + np.random.default_rng().normal()
+
+    with pytest.raises(openbnns.LayerApplyError, match="same result from the same x"):
+        check_gradients(Noise(), random_batch(4, 6))
+
+
 # ---- the digit program ----
 
 

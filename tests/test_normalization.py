@@ -1,14 +1,22 @@
 """Normalization layers: right values, right statistics, right gradients, right refusals."""
 
 import pickle
-import threading
 import weakref
 from dataclasses import replace
 
 import numpy as np
 import openbnns
 import pytest
-from cases import dtype_of, gaps_untouched, generator, has_bfloat16, is_sentinel, sentinel_array
+from cases import (
+    assert_refused,
+    dtype_of,
+    gaps_untouched,
+    generator,
+    has_bfloat16,
+    in_threads,
+    is_sentinel,
+    sentinel_array,
+)
 from cases import normalization as cases
 from cases.descriptors import image, matrix, misaligned, vector
 from cases.marks import marked
@@ -719,7 +727,7 @@ def test_training_calls_of_one_layer_exclude_each_other():
     expected = layer(x, training=True)
     refused, wrong = [], []
 
-    def work():
+    def work(_):
         for _ in range(30):
             try:
                 if not np.array_equal(layer(x, training=True), expected):
@@ -728,11 +736,7 @@ def test_training_calls_of_one_layer_exclude_each_other():
             except LayerApplyError as error:
                 refused.append(str(error))
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(4, work)
     assert wrong == []
     assert all("expected one training or backward call at a time" in text for text in refused)
     assert np.array_equal(layer(x, training=True), expected)  # nothing stays claimed
@@ -799,13 +803,6 @@ def layer_norm():
     assert f, c.last_error()
     yield f
     c.BNNSFilterDestroy(f)
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def test_c_forward_and_backward(layer_norm):

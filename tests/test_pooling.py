@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import openbnns
 import pytest
-from cases import dtype_of, gaps_untouched, generator, has_bfloat16, is_sentinel, sentinel_array
+from cases import (
+    assert_refused,
+    dtype_of,
+    gaps_untouched,
+    generator,
+    has_bfloat16,
+    is_sentinel,
+    sentinel_array,
+)
 from cases import pooling as cases
 from cases.descriptors import activation_layer, image, misaligned, pooling_parameters, vector
 from cases.marks import marked
@@ -768,13 +776,6 @@ def unmax():
     f = create(UNMAX, (1, 2, 2), (1, 4, 4))
     yield f
     c.BNNSFilterDestroy(f)
-
-
-def assert_refused(status, *untouched):
-    assert status == -1
-    assert c.last_error()
-    assert all(is_sentinel(array) for array in untouched)
-    c.obn_clear_error()
 
 
 def outputs():

@@ -17,7 +17,7 @@ from cases import activation as activation_cases
 from cases import arithmetic as arithmetic_cases
 from cases import attention as attention_cases
 from cases import convolution as convolution_cases
-from cases import dtype_of, is_sentinel
+from cases import dtype_of, in_threads, is_sentinel
 from cases import fully_connected as fully_connected_cases
 from cases import fused as fused_cases
 from cases import loss as loss_cases
@@ -86,37 +86,12 @@ def test_warm_calls_allocate_nothing(tmp_path):
     assert ports.run([program]) == ports.expected(source)
 
 
-PEAK = """
-import numpy as np
-from cases.attention import AttentionCase
-
-def resident(word):
-    for line in open("/proc/self/status"):
-        if line.startswith(word):
-            return int(line.split()[1]) / 1024
-
-case = AttentionCase(1, 4096, 4096, 8, 64)
-p, dy = case.parameters(), case.output_gradient()
-layer, y = case.layer(p, 2), np.ones_like(dy)
-arrays = {
-    f"{word}.{part}": np.ones_like(getattr(p, letter + word[0]))
-    for word in ("query", "key", "value", "output")
-    for part, letter in (("weights", "w"), ("bias", "b"))
-} | {f"{word}.input": np.ones_like(dy) for word in ("query", "key", "value")}
-with open("/proc/self/clear_refs", "w") as peak:
-    peak.write("5")  # the peak starts anew
-before = resident("VmRSS")
-layer.apply(p.q, p.k, p.v, out=y)
-layer.apply_backward(p.q, p.k, p.v, dy, gradients=arrays)
-print(resident("VmHWM") - before)
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the peak")
 def test_attention_of_a_long_sequence_takes_little_memory():
     """Forward and backward of 4096 rows, 512 wide, as the system sees the process: 64 MiB at most
     beside inputs, results and gradients, which all are there before."""
-    assert 16 < float(run_python(PEAK)) <= 64
+    peak = run_python("from cases.attention import VERY_LONG; print(VERY_LONG.peak_bytes(2))")
+    assert 16 < int(peak) / 2**20 <= 64
 
 
 class CountingAllocator:
@@ -357,7 +332,7 @@ def test_many_python_threads_at_once(threads):
     normalized = inference.apply(features, training=False)
     failures = []
 
-    def work():
+    def work(_):
         try:
             for _ in range(10):
                 assert_same_results(case.results(), expected)
@@ -372,18 +347,14 @@ def test_many_python_threads_at_once(threads):
         except BaseException as error:
             failures.append(error)
 
-    workers = [threading.Thread(target=work) for _ in range(6)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(6, work)
     assert failures == []
 
 
 def test_filters_come_and_go_on_many_threads():
     failures = []
 
-    def work():
+    def work(_):
         x, y = np.ones((3, 40, 40), np.float32), np.empty((3, 20, 20), np.float32)
         for _ in range(200):
             f = pooling_filter(None)
@@ -393,11 +364,7 @@ def test_filters_come_and_go_on_many_threads():
             if c.BNNSFilterApply(f, x, y) != -1:
                 failures.append("a dead filter worked")
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(4, work)
     assert failures == []
 
 

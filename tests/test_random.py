@@ -1,11 +1,10 @@
 """Random generators: the stream by the book, distributions, states, words and failures."""
 
-import threading
 
 import numpy as np
 import openbnns
 import pytest
-from cases import dtype_of, gaps_untouched, has_bfloat16, sentinel_array
+from cases import dtype_of, gaps_untouched, has_bfloat16, in_threads, sentinel_array
 from hypothesis import given
 from hypothesis import strategies as st
 from openbnns import ArrayError, LayerApplyError, LayerCreationError, RandomGenerator
@@ -252,14 +251,10 @@ def test_threads_share_a_generator():
     """Whoever comes first: together they get the numbers of one stream, each block to one."""
     rng, found = RandomGenerator(21), []
 
-    def draw():
+    def draw(_):
         for _ in range(50):
             found.append(rng.uniform(0, 1, 8).tobytes())
 
-    workers = [threading.Thread(target=draw) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(4, draw)
     expected = RandomGenerator(21).uniform(0, 1, (200, 8))
     assert sorted(found) == sorted(row.tobytes() for row in expected)

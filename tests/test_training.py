@@ -11,6 +11,7 @@ import time
 import numpy as np
 import openbnns
 import pytest
+from cases import in_threads
 from cases.samples import blobs, random_batch
 from openbnns import AdamOptimizer, ArrayError, Network, SGDMomentumOptimizer
 from openbnns.blocks import Convolution, Dense, Pool
@@ -206,11 +207,7 @@ def test_threads_train_their_own_networks_to_the_same_bits(name, count):
     alone, together = {}, {}
     for seed in range(count):
         run(seed, alone)
-    threads = [threading.Thread(target=run, args=(seed, together)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(count, lambda seed: run(seed, together))
     assert together == alone
 
 
@@ -237,12 +234,17 @@ for blocks, shape in (([Dense(32, "relu"), Dense(10)], (64,)), ([*stage, Dense(1
     for _ in range(1000):
         network.train_step(x, y)
     print(resident() - before)
+    x, y = np.tile(x, (50,) + (1,) * len(shape)), np.tile(y, 50)
+    network.fit(x, y)
+    before = resident()
+    network.fit(x, y, epochs=20)
+    print(resident() - before)
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
     grown = [int(line) for line in done.stdout.split()]
-    assert len(grown) == 2
+    assert len(grown) == 4
     # the system may round up to a large page; the smallest batch left behind per step would be 8 MB
     assert max(grown) <= 2.5 * 2**20
 

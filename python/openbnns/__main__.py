@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import openbnns
@@ -53,10 +54,15 @@ def check(as_json: bool = False) -> int:
     return 0 if all(report.ok for report in reports.values()) else 1
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1; got {text!r}")
-    return int(text)
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"expected a number of at least {least}; got {text!r}"
+            )
+        return int(text)
+
+    return number
 
 
 def _peers(text: str) -> list[str]:
@@ -74,44 +80,66 @@ def _pattern(text: str) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command; without any, ``doctor``. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="openbnns", description="Neural networks on the CPU.")
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="openbnns", description="Neural networks on the CPU. Without a command: doctor."
+    )
     parser.add_argument("--version", action="version", version=openbnns.version())
-    commands = parser.add_subparsers(dest="command")
-    demo = commands.add_parser("demo", help="train two networks that read digits")
-    demo.add_argument("--seed", type=int, default=0, help="of everything random (0)")
-    demo.add_argument("--epochs", type=int, default=8, help="on the handwriting (8)")
-    demo.add_argument("--folder", type=Path, default=Path("openbnns-demo"), help="for the results")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+
+    def command(name: str, does: str, more: str = "") -> argparse.ArgumentParser:
+        said = f"{does[0].upper()}{does[1:]}. {more}"
+        return commands.add_parser(name, help=does, description=said)
+
+    demo = command(
+        "demo", "train two networks that read digits",
+        "Ctrl-C leaves a checkpoint. Exit code 1 when files cannot be read or written.",
+    )  # fmt: skip
+    demo.add_argument("--seed", type=_at_least(0), default=0, help="of everything random (0)")
+    demo.add_argument("--epochs", type=_at_least(1), default=8, help="on the handwriting (8)")
+    folder = Path("openbnns-demo")
+    demo.add_argument("--folder", type=Path, default=folder, help=f"for the results ({folder})")
     demo.add_argument("--resume", action="store_true", help="go on from the checkpoints there")
-    status = commands.add_parser("doctor", help="say what is installed and what it uses")
-    status.add_argument("--json", action="store_true", help="the same for programs")
-    gradients = commands.add_parser("check", help="compare all gradients with differences")
-    gradients.add_argument("--json", action="store_true", help="the same for programs")
-    bench = commands.add_parser("bench", help="time training beside the installed libraries")
-    bench.add_argument("--threads", type=_count, help="of all libraries (the library's setting)")
-    bench.add_argument("--against", type=_peers, default=PEERS, help=f"peers ({','.join(PEERS)})")
+    status = command("doctor", "say what is installed and what it uses")
+    gradients = command(
+        "check", "compare all gradients with differences", "Exit code 1 when one is wrong."
+    )
+    bench = command(
+        "bench", "time training beside the installed libraries",
+        "Exit code 1 when one of them computes something else.",
+    )  # fmt: skip
+    bench.add_argument("--threads", type=_at_least(1), help="of all libraries (ours as it is set)")
+    peers = ",".join(PEERS)
+    bench.add_argument("--against", type=_peers, default=PEERS, help=f"names out of {peers} (all)")
     bench.add_argument("--only", type=_pattern, default="", metavar="REGEX", help="rows, by name")
     bench.add_argument("--quick", action="store_true", help="does it run? The times mean little")
-    bench.add_argument("--json", action="store_true", help="the same for programs")
-    chosen = parser.parse_args(arguments)
+    for each in (status, gradients, bench):
+        each.add_argument("--json", action="store_true", help="the same as JSON, for programs")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; without any, ``doctor``. Returns the exit code."""
+    chosen = _parser().parse_args(arguments)
+    try:
+        return _run(chosen)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(chosen: argparse.Namespace) -> int:
     if chosen.command == "check":
         return check(chosen.json)
     if chosen.command == "bench":
-        from openbnns.bench import run as run_bench
+        from openbnns import bench
 
-        try:
-            return run_bench(
-                chosen.threads, chosen.against, chosen.only, chosen.quick, chosen.json
-            )
-        except KeyboardInterrupt:
-            return 130
+        return bench.run(chosen.threads, chosen.against, chosen.only, chosen.quick, chosen.json)
     if chosen.command != "demo":
         return doctor(getattr(chosen, "json", False))
-    from openbnns.demo import run
+    from openbnns import demo
 
     try:
-        return run(chosen.seed, chosen.epochs, chosen.folder, chosen.resume)
+        return demo.run(chosen.seed, chosen.epochs, chosen.folder, chosen.resume)
     except (openbnns.BNNSError, OSError) as error:
         print(f"openbnns demo: {error}", file=sys.stderr)
         return 1

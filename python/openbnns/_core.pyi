@@ -33,6 +33,14 @@ class Program:
     def __call__(self) -> None: ...
 
 def record(calls: list[tuple[str, Callable[[], Any]]], /) -> Program | None: ...
+def repeat(
+    program: Program,
+    runs: int,
+    feeds: list[tuple[Array | bytearray, Array | bytes, Array | None]],
+    result: Array,
+    results: Array,
+    /,
+) -> int: ...
 def require_finite(name: str, value: Array, /) -> None: ...
 
 def activation_create(

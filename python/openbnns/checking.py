@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import ArrayError
+from ._errors import ArrayError, LayerApplyError
 from .blocks import (
     Activate,
     Attention,
@@ -120,6 +121,9 @@ def check_gradients(
     The result is weighted with random numbers and added up in float64; then single entries of the
     input and of every parameter are moved a little to both sides.
 
+    Frozen parameters of a network are checked too, and dropout of ``Attention`` is set aside
+    meanwhile; afterwards everything is as before.
+
     Args:
         target: a ``Network``, a block, or a layer with ``apply`` and ``apply_backward``.
         x: a batch; float32. Put back as it was.
@@ -137,6 +141,8 @@ def check_gradients(
 
     Raises:
         ArrayError: x is not float32, or a layer has no gradient of a name.
+        LayerApplyError: the same x gives other results every time: something in the target draws
+            random numbers.
 
     Examples:
         >>> import numpy as np, openbnns
@@ -150,12 +156,56 @@ def check_gradients(
         raise ArrayError(f"[check_gradients] x: expected float32; got {values.dtype}")
     if isinstance(target, Block):
         target = Network([target], loss="mse")
-    forward, backward, own = (
-        _of_network(target, values) if isinstance(target, Network)
-        else _of_layer(target, values, dict(parameters or {}))
-    )  # fmt: skip
+    if not isinstance(target, Network):
+        functions = _of_layer(target, values, dict(parameters or {}))
+        return _compare(values, *functions, entries, worst, step, tolerance, seed)
+    target._see(values)
+    with _nothing_set_apart(target):
+        functions = _of_network(target, values)
+        return _compare(values, *functions, entries, worst, step, tolerance, seed)
+
+
+@contextlib.contextmanager
+def _nothing_set_apart(network: Network) -> Iterator[None]:
+    """All is trained, nothing is dropped. Then all is frozen and dropped that was."""
+    blocks = [stage.block for stage in network._each()]
+    dropping = [b for b in blocks if isinstance(b, Attention) and b.dropout != 0]
+    if not network._frozen and not dropping:
+        yield
+        return
+    frozen, bound, layers = network._frozen, network._bound, [b._trained for b in dropping]
+    for block in dropping:
+        block._trained = block._layer
+    network.freeze()
+    try:
+        yield
+    finally:
+        for block, layer in zip(dropping, layers, strict=True):
+            block._trained = layer
+        network.freeze(*frozen)
+        if bound is not None and network._bound is not None:
+            network._bound.load_state_dict(bound.state_dict())
+
+
+def _compare(
+    values: npt.NDArray[Any],
+    forward: Forward,
+    backward: Backward,
+    own: Arrays,
+    entries: int,
+    worst: int,
+    step: float,
+    tolerance: float,
+    seed: int,
+) -> GradientReport:
+    first = forward()
+    if not np.array_equal(first, forward(), equal_nan=True):
+        raise LayerApplyError(
+            "[check_gradients] target: expected the same result from the same x every time; got "
+            "another: leave out what draws random numbers"
+        )
     random = np.random.default_rng((seed, 0x6772))  # not the numbers of somebody's x
-    weights = random.normal(size=forward().shape).astype(np.float32)
+    weights = random.normal(size=first.shape).astype(np.float32)
     gradients = backward(weights)
     sizes = {name: float(np.abs(g).max(initial=0.0)) for name, g in gradients.items()}
     least = 1e-2 * max(sizes.values()) or 1.0  # what should be 0 is rounding: a bias before a norm
@@ -177,8 +227,6 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def _of_network(network: Network, x: npt.NDArray[Any]) -> tuple[Forward, Backward, Arrays]:
-    network._see(x)
-    network.freeze()
     kept = {name: array.copy() for name, array in network.state().items()}
 
     def forward() -> npt.NDArray[Any]:

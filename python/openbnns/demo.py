@@ -246,13 +246,15 @@ def _progress(name: str, most: int) -> Iterator[Callable[[int, float], None]]:
         yield lambda step, loss: bar.update(task, completed=step + 1, loss=loss)
 
 
-def train(training: Training, path: Path) -> bool:
-    """Train to the end, or until Ctrl-C; a checkpoint is written either way. True at the end."""
+def train(training: Training, path: Path | None) -> bool:
+    """Train to the end, or until Ctrl-C; a checkpoint is written either way, unless there is no
+    path for it. True at the end."""
     with _interrupts() as asked, _progress(training.name, training.most) as show:
         while not training.is_done() and not asked[0]:
             training.advance()
             show(len(training.losses) - 1, training.losses[-1])
-    training.save(path)
+    if path is not None:
+        training.save(path)
     return training.is_done()
 
 
@@ -369,6 +371,7 @@ def run(
     """Train both networks and say what came of it. Returns the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     print(f"OpenBNNS {bnns.__version__}, {bnns.isa()} kernels, {bnns.get_num_threads()} threads")
+    can_save = importlib.util.find_spec("safetensors") is not None
     data = load_handwriting(seed)
     trainings = [digit_training(seed)]
     if data is not None:
@@ -382,14 +385,14 @@ def run(
             training.load(path)
             print(f"  resumed at step {len(training.losses)}")
         resumed = len(training.losses)
-        is_done = train(training, path)
+        is_done = train(training, path if can_save else None)
         steps = len(training.losses) - resumed
         if steps:
             rate = f"{steps * BATCH / training.seconds:,.0f} images per second"
             print(f"  {steps} steps in {training.seconds:.2f} s, {rate}")
-        print(f"  checkpoint: {path}")
+        print(f"  checkpoint: {path if can_save else 'none; pip install safetensors'}")
         if not is_done:
-            print("  stopped; go on with --resume")
+            print("  stopped; go on with --resume" if can_save else "  stopped")
             return 130
 
     digits: Any = importlib.import_module("openbnns.examples.digits")

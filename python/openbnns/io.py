@@ -2,7 +2,7 @@
 
 The file is complete or it is not there: it is written beside its place, brought to the disk, and
 renamed. Nothing in a checkpoint is ever executed. Needs the package ``safetensors``
-(``pip install openbnns[demo]``).
+(``pip install safetensors``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _safetensors() -> Any:
         import safetensors.numpy
     except ImportError as error:
         raise CheckpointError(
-            "[checkpoint] expected the package safetensors; got none: pip install openbnns[demo]"
+            "[checkpoint] expected the package safetensors; got none: pip install safetensors"
         ) from error
     return safetensors
 

@@ -372,6 +372,10 @@ class Network:
     ) -> History:
         """Train on arrays, memory maps, or whatever yields batches.
 
+        The steps are those of ``train_step``, to the same bits. Small ones on float32 arrays are
+        done several at a time, for two milliseconds, by one native call that other Python threads
+        run beside; not if a callback has ``on_step``, or a block is not the library's own.
+
         Args:
             x: samples (N, …); or, without y, an iterable of batches (x, y), or a function that
                 makes one for each epoch.
@@ -555,6 +559,71 @@ class Network:
         if self._bound is not None:
             self._bound.time_step += 1
         return float(self._loss_value)
+
+    def _several_steps(
+        self,
+        x: Any,
+        y: Any,
+        rows: npt.NDArray[np.int64] | None,
+        count: int,
+        learning_rate: _training.Schedule | None,
+    ) -> list[float] | None:
+        """Steps in one native call, to the bits of so many calls of ``train_step``.
+
+        Args:
+            x, y: arrays that have the samples and labels.
+            rows: (count, N) where those of each batch are; None: one after the other.
+
+        Returns:
+            The losses; None, and nothing has happened, where a step is not one native call or
+            reads arrays in other ways. A step that fails is done again by itself, to say why.
+        """
+        size = len(x) // count if rows is None else rows.shape[1]
+        found = self._program(x, y, size)
+        if found is None:
+            return None
+        plan, target, program = found
+        rates, numbers = [], []
+        for step in range(count):
+            if learning_rate is not None:
+                self.optimizer.learning_rate = learning_rate(self.steps + step)
+                rates.append(self.optimizer.learning_rate)
+            if self._bound is not None:
+                numbers.append(self._bound._numbers(step)[1])
+        losses = np.empty(count, np.float32)
+        done = _core.repeat(
+            program, count,
+            [(plan.input, x, rows), (target, y, rows), (self._fields, b"".join(numbers), None)],
+            self._loss_value, losses,
+        )  # fmt: skip
+        self.steps += done
+        if self._bound is not None:
+            self._bound.time_step += done
+        made: list[float] = losses[:done].tolist()
+        if done < count:
+            if learning_rate is not None:
+                self.optimizer.learning_rate = rates[done]
+            part = slice(done * size, done * size + size) if rows is None else rows[done]
+            made.append(self.train_step(x[part], y[part]))
+        return made
+
+    def _program(
+        self, x: npt.NDArray[Any], y: npt.NDArray[Any], size: int
+    ) -> tuple[Plan, npt.NDArray[Any], _core.Program] | None:
+        """The step that was recorded for batches of such samples, if it is one native call that
+        can have them as they are: plan, place of the labels, call."""
+        plan = self._plans.get((size, True, False))
+        if plan is None or type(self).train_step is not Network.train_step:
+            return None
+        if any(type(a) is not np.ndarray or not a.flags.c_contiguous for a in (x, y)):
+            return None  # memory maps too: reading them may take long
+        labels = self._labels(plan.results, y[:size])
+        if x.dtype != _FLOAT32 or labels.dtype != y.dtype or labels.dtype not in plan.steps:
+            return None
+        target, calls = plan.steps[labels.dtype]
+        if labels.shape != target.shape or x.shape[1:] != self._input_shape or len(calls) != 1:
+            return None
+        return (plan, target, calls[0]) if isinstance(calls[0], _core.Program) else None
 
     def _record(
         self, plan: Plan, labels: npt.NDArray[Any]

@@ -273,15 +273,15 @@ class BoundOptimizer:
         )
         self.time_step += 1
 
-    def _numbers(self) -> tuple[int, bytes]:
-        """What the next step is done with; see ``Optimizer._native``."""
+    def _numbers(self, ahead: int = 0) -> tuple[int, bytes]:
+        """What the next step, or one so many later, is done with; see ``Optimizer._native``."""
         optimizer = self.optimizer
         if optimizer._roles() != self._roles:
             raise OptimizerStepError(
                 f"[{self._name}] accumulators: expected {', '.join(optimizer._roles()) or 'none'}, "
                 f"as the optimizer's numbers now say; bound with {', '.join(self._roles) or 'none'}"
             )
-        return optimizer._native(self.time_step)
+        return optimizer._native(self.time_step + ahead)
 
     def _fixed_step(self, gradients: list[npt.NDArray[Any]]) -> tuple[bytearray, Any]:
         """Steps with gradients that always lie in these arrays: a function that does one, and where

@@ -32,6 +32,8 @@ Schedule: TypeAlias = "Callable[[int], float]"
 
 _AHEAD = 2  # batches that are made while others are trained on
 _WORTH_A_THREAD = 1 << 18  # bytes of a batch from which that pays
+_AT_A_TIME = 0.002  # seconds of steps in one native call: so long Ctrl-C and progress wait
+_MOST = 1000  # steps in one
 
 
 # ---- learning rates: functions of the number of the step, from 0 ----
@@ -202,28 +204,40 @@ class Checkpoint(Callback):
 # ---- batches ----
 
 
-def batches(
-    x: npt.NDArray[Any],
-    y: npt.NDArray[Any],
-    size: int,
-    random: np.random.Generator | None,
-) -> Generator[Batch, None, None]:
-    """Arrays in batches of ``size``, the last one maybe smaller; shuffled if there is a generator.
+class _Samples:
+    """The samples of an epoch in batches, the last one maybe smaller; shuffled if there is a
+    generator."""
 
-    Large batches are gathered by a thread while others are trained on.
-    """
-    order = None if random is None else random.permutation(len(x))
+    def __init__(
+        self,
+        x: npt.NDArray[Any],
+        y: npt.NDArray[Any],
+        size: int,
+        random: np.random.Generator | None,
+    ) -> None:
+        self._x, self._y, self.size = x, y, size
+        self._order = None if random is None else random.permutation(len(x)).astype(np.int64)
+        self.are_large = len(x) > 0 and x[:1].nbytes * size >= _WORTH_A_THREAD
 
-    def part(start: int) -> Batch:
-        if order is None:
-            return x[start : start + size], y[start : start + size]
+    def batch(self, start: int) -> Batch:
+        part = slice(start, start + self.size)
+        if self._order is None:
+            return self._x[part], self._y[part]
         # ascending inside a batch: the same set, and a memory map is read in one direction
-        rows = np.sort(order[start : start + size])
-        return x[rows], y[rows]
+        rows = np.sort(self._order[part])
+        return self._x[rows], self._y[rows]
 
-    made = (part(start) for start in range(0, len(x), size))
-    large = order is not None and len(x) and x[:1].nbytes * size >= _WORTH_A_THREAD
-    return ahead(made) if large else made
+    def several(self, start: int, count: int) -> tuple[Any, Any, npt.NDArray[np.int64] | None]:
+        """Arrays with the samples of so many batches: in order, or at these rows (count, size)."""
+        part = slice(start, start + count * self.size)
+        if self._order is None:
+            return self._x[part], self._y[part], None
+        return self._x, self._y, np.sort(self._order[part].reshape(count, self.size), axis=1)
+
+    def __iter__(self) -> Generator[Batch, None, None]:
+        """All batches. Large ones are gathered by a thread while others are trained on."""
+        made = (self.batch(start) for start in range(0, len(self._x), self.size))
+        return ahead(made) if self.are_large and self._order is not None else made
 
 
 def ahead(made: Iterator[Batch]) -> Generator[Batch, None, None]:
@@ -296,32 +310,22 @@ def fit(
         )
     weights = None if class_weights is None else np.asarray(class_weights, np.float32)
     history, listeners = History(), list(callbacks)
-    steps = None if y is None else -(-len(x) // batch_size)
-    with _Bar(epochs, steps, progress) as bar:
+    steps = _Steps(network, listeners, learning_rate, weights, micro_batches)
+    expected = None if y is None else -(-len(x) // batch_size)
+    with _Bar(epochs, expected, progress) as bar:
         for epoch in range(epochs):
-            start, total, samples = time.perf_counter(), 0.0, 0
+            start, total, samples, number = time.perf_counter(), 0.0, 0, 0
             generator = np.random.default_rng((seed, network.steps)) if shuffle else None
-            with _epoch(x, y, batch_size, generator) as made:
-                for number, (inputs, labels) in enumerate(made, 1):
-                    if epoch == 0 and number == 1:
-                        network._see(np.asarray(inputs))
-                        for listener in listeners:
-                            listener.on_start(network)
-                    if learning_rate is not None:
-                        network.optimizer.learning_rate = learning_rate(network.steps)
-                    given = None
-                    if weights is not None:
-                        has_numbers = labels.ndim == len(network.output_shape)
-                        given = _sample_weights(labels, weights, has_numbers)
-                    loss = network.train_step(
-                        inputs, labels, weights=given, micro_batches=micro_batches
-                    )
-                    history.losses.append(loss)
-                    total += loss * len(inputs)
-                    samples += len(inputs)
-                    bar.step(epoch, number, loss)
+            with contextlib.closing(steps.epoch(x, y, batch_size, generator)) as made:
+                for losses, size in made:
+                    history.losses += losses
+                    for loss in losses:
+                        total += loss * size
+                    samples += size * len(losses)
+                    number += len(losses)
+                    bar.step(epoch, number, losses[-1])
                     for listener in listeners:
-                        listener.on_step(network, network.steps, loss)
+                        listener.on_step(network, network.steps, losses[-1])
             if samples == 0:
                 raise ArrayError("[Network.fit] x: expected at least one batch; got none")
             row = {"epoch": epoch + 1, "loss": total / samples}
@@ -338,17 +342,80 @@ def fit(
     return history
 
 
-@contextlib.contextmanager
-def _epoch(
-    x: Any, y: Any, size: int, random: np.random.Generator | None
-) -> Iterator[Iterator[Batch]]:
-    """Batches for one more epoch. Of the caller: a function is called, an iterable begun again.
-    Our own end here, with the thread that makes them, however the epoch ends."""
-    if y is None:
-        yield iter(x() if callable(x) else x)
-        return
-    with contextlib.closing(batches(x, y, size, random)) as made:
-        yield made
+class _Steps:
+    """How a run does its steps: one by one, or several in one native call, to the same bits."""
+
+    def __init__(
+        self,
+        network: Network,
+        listeners: list[Callback],
+        learning_rate: Schedule | None,
+        class_weights: npt.NDArray[np.float32] | None,
+        micro_batches: int,
+    ) -> None:
+        self._network, self._listeners, self._learning_rate = network, listeners, learning_rate
+        self._class_weights, self._micro_batches = class_weights, micro_batches
+        self._is_plain = (
+            class_weights is None
+            and micro_batches == 1
+            and all(type(listener).on_step is Callback.on_step for listener in listeners)
+        )
+        self._has_begun = False
+        self._count = 1  # steps that take about _AT_A_TIME
+
+    def epoch(
+        self, x: Any, y: Any, size: int, random: np.random.Generator | None
+    ) -> Generator[tuple[list[float], int], None, None]:
+        """One more epoch; after one step or several their losses, and the samples of each."""
+        if y is None:  # the caller's batches: a function is called, an iterable begun again
+            for inputs, labels in x() if callable(x) else x:
+                yield [self._one(inputs, labels)], len(inputs)
+            return
+        samples = _Samples(x, y, size, random)
+        if self._is_plain and not samples.are_large:
+            yield from self._several(samples, len(x))
+            return
+        with contextlib.closing(iter(samples)) as made:
+            for inputs, labels in made:
+                yield [self._one(inputs, labels)], len(inputs)
+
+    def _one(self, inputs: Any, labels: Any) -> float:
+        network = self._network
+        if not self._has_begun:
+            network._see(np.asarray(inputs))
+            for listener in self._listeners:
+                listener.on_start(network)
+            self._has_begun = True
+        if self._learning_rate is not None:
+            network.optimizer.learning_rate = self._learning_rate(network.steps)
+        weights = None
+        if self._class_weights is not None:
+            has_numbers = labels.ndim == len(network.output_shape)
+            weights = _sample_weights(labels, self._class_weights, has_numbers)
+        return network.train_step(
+            inputs, labels, weights=weights, micro_batches=self._micro_batches
+        )
+
+    def _several(
+        self, samples: _Samples, total: int
+    ) -> Generator[tuple[list[float], int], None, None]:
+        """As many steps at a time as take a moment; one by one where the network cannot."""
+        start, can = 0, True
+        while start < total:
+            begun = time.perf_counter()
+            count = min(self._count, (total - start) // samples.size)
+            losses = None
+            if can and count > 1:
+                given = samples.several(start, count)
+                losses = self._network._several_steps(*given, count, self._learning_rate)
+                can = losses is not None
+            if losses is None:
+                losses = [self._one(*samples.batch(start))]
+            seconds = (time.perf_counter() - begun) / len(losses)
+            self._count = max(1, min(int(_AT_A_TIME / seconds), _MOST))
+            size = min(samples.size, total - start)
+            start += size * len(losses)
+            yield losses, size
 
 
 def pair_of(what: str, x: Any, y: Any) -> Batch:

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "activation/activation.h"
-#include "base/test.h"
+#include "base/test_array.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/bnns/legacy.h"
@@ -78,15 +78,6 @@ bool is_close(float got, double want, double floor, double tolerance = 4e-7) {
   if (std::isnan(rounded)) return std::isnan(got);
   if (std::isinf(rounded)) return got == rounded || std::fabs(want) < 3.41e38;
   return std::fabs(got - want) <= tolerance * std::max(std::fabs(want), floor) + 1.2e-38;
-}
-
-BNNSNDArrayDescriptor vector_of(size_t n, BNNSDataType type, void* data = nullptr) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = BNNSDataLayoutVector;
-  d.size[0] = n;
-  d.data_type = type;
-  d.data = data;
-  return d;
 }
 
 BNNSLayerParametersActivation layer(BNNSNDArrayDescriptor x, BNNSNDArrayDescriptor y, Function function,
@@ -302,73 +293,33 @@ TEST(activation_softmax_example_of_the_specification) {
 
 namespace {
 
-// A float tensor with a batch, filled with noise, and single values by linear index.
-struct Tensor {
-  BNNSNDArrayDescriptor descriptor{};
-  View view;
-  size_t batch = 1, step = 0;
-  std::vector<uint8_t> memory;
-
-  Tensor(std::mt19937& random, std::vector<size_t> extents, BNNSDataLayout layout, BNNSDataType type, size_t batch_size,
-         bool packed) {
-    batch = batch_size;
-    descriptor.layout = layout;
-    descriptor.data_type = type;
-    std::copy(extents.begin(), extents.end(), descriptor.size);
-    read_view(descriptor, Access::write, "tensor", &view);
+// A float tensor with a batch, filled with noise, between the values too.
+struct Tensor : test::PlacedArray {
+  Tensor(std::mt19937& random, const std::vector<size_t>& extents, BNNSDataLayout layout, BNNSDataType type,
+         size_t batch_size, bool packed) {
+    BNNSNDArrayDescriptor d = array_of(layout, {}, nullptr, type);
+    std::copy(extents.begin(), extents.end(), d.size);
     if (!packed) {
+      View plain;
+      read_view(d, Access::write, "tensor", &plain);
       size_t next = 1 + random() % 2;
-      for (size_t k = 0; k < view.rank; ++k) {
-        descriptor.stride[k] = next;
-        next = next * view.extent[k] + random() % 3;
+      for (size_t k = 0; k < plain.rank; ++k) {
+        d.stride[k] = next;
+        next = next * plain.extent[k] + random() % 3;
       }
-      read_view(descriptor, Access::write, "tensor", &view);
     }
-    step = view.packed_batch + (packed ? 0 : random() % 4);
-    memory.resize((step * batch + view.span) * bytes_of(type));
-    descriptor.data = memory.data();
+    PlacedArray::operator=(PlacedArray(d, batch_size, packed ? 0 : random() % 4));
     std::normal_distribution<float> normal(0.0f, 2.0f);
-    for (size_t i = 0; i < memory.size() / bytes_of(type); ++i) put_at(i, normal(random));
+    for (size_t i = 0; i < bytes.size() / bytes_of(type); ++i) set_at(i, normal(random));
   }
 
-  size_t count() const { return batch * view.count; }
-  size_t offset(size_t index) const {
-    size_t offset = index / view.count * step;
-    index %= view.count;
-    for (size_t k = 0; k < view.rank; ++k) {
-      offset += index % view.extent[k] * view.stride[k];
-      index /= view.extent[k];
-    }
-    return offset;
-  }
-  float get(size_t index) const {
-    const size_t at = offset(index);
-    const auto* half = reinterpret_cast<const uint16_t*>(memory.data());
-    if (view.type == BNNSDataTypeFloat16) return float_of_float16(half[at]);
-    if (view.type == BNNSDataTypeBFloat16) return float_of_bfloat16(half[at]);
-    return reinterpret_cast<const float*>(memory.data())[at];
-  }
-  void put_at(size_t at, float value) {
-    auto* half = reinterpret_cast<uint16_t*>(memory.data());
-    if (view.type == BNNSDataTypeFloat16) {
-      half[at] = float16_of_float(value);
-    } else if (view.type == BNNSDataTypeBFloat16) {
-      half[at] = bfloat16_of_float(value);
-    } else {
-      reinterpret_cast<float*>(memory.data())[at] = value;
-    }
-  }
-  void put(size_t index, float value) { put_at(offset(index), value); }
-  std::vector<float> all() const {
-    std::vector<float> values(count());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = get(i);
-    return values;
-  }
+  float get(size_t i) const { return static_cast<float>(PlacedArray::get(i)); }
   // Bytes between the values must stay what they were.
-  std::vector<uint8_t> gaps() const {
-    std::vector<uint8_t> bytes = memory;
-    for (size_t i = 0; i < count(); ++i) std::memset(&bytes[offset(i) * bytes_of(view.type)], 0, bytes_of(view.type));
-    return bytes;
+  std::vector<std::byte> gaps() const {
+    std::vector<std::byte> between = bytes;
+    const size_t size = bytes_of(view.type);
+    for (size_t i = 0; i < count(); ++i) std::memset(&between[place_of(i) * size], 0, size);
+    return between;
   }
   double tolerance() const {
     return view.type == BNNSDataTypeFloat32 ? 2e-6 : (view.type == BNNSDataTypeFloat16 ? 1e-3 : 8e-3);
@@ -456,11 +407,11 @@ TEST(activation_any_layout_matches_single_values) {
     if (prelu) std::memcpy(BNNSGetPointer(filter, BNNSPointerSpecifierAlpha).data, alphas, sizeof alphas);
 
     // forward
-    const std::vector<uint8_t> y_gaps = y.gaps();
-    CHECK(BNNSFilterApplyBatch(filter, batch, x.memory.data(), x.step, y.memory.data(), y.step) == 0, "%s",
+    const std::vector<std::byte> y_gaps = y.gaps();
+    CHECK(BNNSFilterApplyBatch(filter, batch, x.data(), x.batch_stride, y.data(), y.batch_stride) == 0, "%s",
           obn_last_error());
     CHECK(y.gaps() == y_gaps, "%s wrote between values", name_of(s.function));
-    std::vector<float> xs = x.all(), want(xs.size());
+    std::vector<float> xs = x.numbers<float>(), want(xs.size());
     const auto alpha_at = [&](size_t i) {
       return prelu ? alphas[i / (x.view.extent[0] * x.view.extent[1]) % 6] : s.alpha;
     };
@@ -487,11 +438,11 @@ TEST(activation_any_layout_matches_single_values) {
     Tensor dy(random, out.extents, out.layout, y.view.type, batch, random() % 2);
     Tensor dx(random, in.extents, in.layout, x.view.type, batch, random() % 2);
     dx.descriptor.flags = set ? BNNSNDArrayFlagBackpropSet : BNNSNDArrayFlagBackpropAccumulate;
-    const std::vector<float> ys = y.all(), dys = dy.all(), old = dx.all();
-    const std::vector<uint8_t> dx_gaps = dx.gaps();
-    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, from_x ? x.memory.data() : nullptr, x.step, &dx.descriptor,
-                                       dx.step, from_x ? nullptr : y.memory.data(), y.step, &dy.descriptor, dy.step,
-                                       nullptr, nullptr) == 0,
+    const std::vector<float> ys = y.numbers<float>(), dys = dy.numbers<float>(), old = dx.numbers<float>();
+    const std::vector<std::byte> dx_gaps = dx.gaps();
+    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, from_x ? x.data() : nullptr, x.batch_stride, &dx.descriptor,
+                                       dx.batch_stride, from_x ? nullptr : y.data(), y.batch_stride, &dy.descriptor,
+                                       dy.batch_stride, nullptr, nullptr) == 0,
           "%s: %s", name_of(s.function), obn_last_error());
     CHECK(dx.gaps() == dx_gaps, "%s backward wrote between values", name_of(s.function));
     std::vector<float> want_dx(xs.size());
@@ -520,10 +471,10 @@ TEST(activation_any_layout_matches_single_values) {
 
     // in place
     Tensor same = x;
-    same.descriptor.data = same.memory.data();
     p = layer(same.descriptor, same.descriptor, s.function, s.alpha, s.beta, axes);
     if (!prelu) {
-      CHECK(BNNSDirectApplyActivationBatch(&p, nullptr, batch, same.step, same.step) == 0, "%s", obn_last_error());
+      CHECK(BNNSDirectApplyActivationBatch(&p, nullptr, batch, same.batch_stride, same.batch_stride) == 0, "%s",
+            obn_last_error());
       for (size_t i = 0; i < xs.size(); ++i)
         CHECK(is_close(same.get(i), want[i], softmax && !log ? 1e-4 : 1.0, same.tolerance()),
               "%s in place [%zu]: %g, want %g", name_of(s.function), i, same.get(i), want[i]);
@@ -651,20 +602,23 @@ TEST(activation_alpha_gradient_is_set_or_added) {
     BNNSNDArrayDescriptor dw_desc = vector_of(channels, BNNSDataTypeFloat32, dw.data());
     for (BNNSNDArrayFlags flags : {BNNSNDArrayFlagBackpropSet, BNNSNDArrayFlagBackpropAccumulate}) {
       dw_desc.flags = flags;
-      CHECK(BNNSFilterApplyBackwardBatch(filter, batch, x.memory.data(), x.step, nullptr, 0, nullptr, 0, &dy.descriptor,
-                                         dy.step, &dw_desc, nullptr) == 0, "%s", obn_last_error());
+      CHECK(BNNSFilterApplyBackwardBatch(filter, batch, x.data(), x.batch_stride, nullptr, 0, nullptr, 0,
+                                         &dy.descriptor, dy.batch_stride, &dw_desc, nullptr) == 0,
+            "%s", obn_last_error());
       const double times = flags == BNNSNDArrayFlagBackpropSet ? 1.0 : 2.0;
       for (size_t c = 0; c < channels; ++c)
         CHECK(is_close(dw[c], times * want[c], 1.0, 1e-5), "channel %zu: %g, want %g", c, dw[c], times * want[c]);
     }
     // Refused, and dw stays: no x; wrong size.
     const std::vector<float> before = dw;
-    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, nullptr, 0, nullptr, 0, x.memory.data(), x.step, &dy.descriptor,
-                                       dy.step, &dw_desc, nullptr) == -1 && failed_with("input: expected"), "%s",
-          obn_last_error());
+    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, nullptr, 0, nullptr, 0, x.data(), x.batch_stride, &dy.descriptor,
+                                       dy.batch_stride, &dw_desc, nullptr) == -1 &&
+              failed_with("input: expected"),
+          "%s", obn_last_error());
     dw_desc.size[0] = channels + 1;
-    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, x.memory.data(), x.step, nullptr, 0, nullptr, 0, &dy.descriptor,
-                                       dy.step, &dw_desc, nullptr) == -1 && failed_with("weights_gradient: expected"),
+    CHECK(BNNSFilterApplyBackwardBatch(filter, batch, x.data(), x.batch_stride, nullptr, 0, nullptr, 0, &dy.descriptor,
+                                       dy.batch_stride, &dw_desc, nullptr) == -1 &&
+              failed_with("weights_gradient: expected"),
           "%s", obn_last_error());
     CHECK(dw == before, "a refused call changed weights_gradient");
     BNNSFilterDestroy(filter);

@@ -14,15 +14,6 @@ namespace {
 constexpr float kInfinity = __builtin_inff();
 constexpr float kNan = __builtin_nanf("");
 
-BNNSNDArrayDescriptor vector_of(size_t n, BNNSDataType type, void* data) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = BNNSDataLayoutVector;
-  d.size[0] = n;
-  d.data_type = type;
-  d.data = data;
-  return d;
-}
-
 // Converts (n) values; data types and scales as in the descriptors.
 int convert(BNNSNDArrayDescriptor x, BNNSNDArrayDescriptor y) {
   BNNSLayerParametersActivation p = {};

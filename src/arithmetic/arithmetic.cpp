@@ -375,6 +375,32 @@ void Plan::run_direct(const Blocks& blocks, bool streams) const {
   });
 }
 
+// The walk where input `whole` is used where it lies and the other one has one value per row.
+void Plan::run_swept(const Blocks& blocks, size_t whole, bool streams) const {
+  const size_t y = inputs_, few = 1 - whole, last = blocks.group - 1;
+  const auto data = [&](size_t t) { return reinterpret_cast<float*>(blocks.data[t]); };
+  by_pieces(blocks.items(), std::max<size_t>(1, kPiece / blocks.block), threads_, [&](size_t first, size_t count) {
+    Position<kTensors> at(blocks.loops, blocks.group);
+    at.seek(first / blocks.blocks);
+    for (size_t b = first % blocks.blocks; count > 0; --count) {
+      const size_t done = b * blocks.block;
+      Sweep job;
+      job.n = std::min(blocks.swept_row(few), blocks.values(b));
+      job.rows = blocks.values(b) / job.n;
+      job.p = data(whole) + at.offset(whole) + done;
+      job.value_step = blocks.loops.stride[last][few];
+      job.value = data(few) + at.offset(few) + done / blocks.inner * job.value_step;
+      job.out = data(y) + at.offset(y) + done;
+      job.streams = streams;
+      kernels_->sweep[function_](job);
+      if (++b < blocks.blocks) continue;
+      b = 0;
+      at.step();
+    }
+    if (streams) kernels_->end_streams();
+  });
+}
+
 void Plan::run(const ForwardCall& call) const {
   if (call.batch == 0) return;
   Blocks blocks;
@@ -387,6 +413,11 @@ void Plan::run(const ForwardCall& call) const {
   const bool streams = !in_place && blocks.is_large();
   const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() &&
                          (!streams || kernels_->streamed[function_]);
+  for (size_t k = 0; k < 2 && activation_.is_identity() && kernels_->sweep[function_]; ++k) {
+    if (!blocks.is_flat[k] || !blocks.is_flat[y] || !blocks.has_value_per_row(1 - k)) continue;
+    blocks.cut(kPiece);
+    return run_swept(blocks, k, streams);
+  }
   blocks.cut(is_row_wise ? blocks.group_count : (is_direct ? kPiece : kBlock));
   if (is_direct) return run_direct(blocks, streams);
 

@@ -39,6 +39,20 @@ struct Sources {
 // out (n) is written; it may be one of the sources.
 using Row = void (*)(const Sources& sources, float* out, size_t n);
 
+// Rows of n values without gaps, kMaxLanes or more where there are several, and one value for each of them: f of both
+// goes to `out`, and the sums of the rows are had on the way. What is added up is p, or p·other where a kernel says so.
+struct Sweep {
+  size_t rows = 0, n = 0;
+  const float* p = nullptr;      // (rows, n)
+  const float* value = nullptr;  // of the first row; the others are value_step apart
+  size_t value_step = 0;
+  float* out = nullptr;          // (rows, n); may be p. NULL: not wanted
+  bool streams = false;          // past the caches; out is not p
+  const float* other = nullptr;  // (rows, n), of products
+  double* sums = nullptr;        // (rows), added to
+  size_t ahead = 0;              // from a value to one that is read much later; 0: the processor sees that itself
+};
+
 // One target's loops.
 struct Kernels {
   Row forward[kFunctions];
@@ -47,6 +61,11 @@ struct Kernels {
   // The same past the caches, for cheap functions of two sources, else NULL; out is none of the sources.
   Row streamed[kFunctions];
   Row streamed_gradient[kFunctions][kInputs];
+
+  // For some functions, else NULL. out = f(p, value); and of the gradients, with p for dz: out that of the input of all
+  // values, sums that of the other one, `other` the former input.
+  void (*sweep[kFunctions])(const Sweep& job);
+  void (*sweep_gradient[kFunctions])(const Sweep& job);
 
   // Each of `values` values, stride apart, `count` times in a row; writes up to kMaxLanes - 1 values too many.
   void (*repeat)(const float* p, size_t stride, size_t values, size_t count, float* row);
@@ -160,6 +179,7 @@ class Plan {
   bool reduces(const Operand& dx, size_t batch) const;
   bool outputs_are_accepted(const BackwardCall& call) const;
   void run_direct(const Blocks& blocks, bool streams) const;
+  void run_swept(const Blocks& blocks, size_t whole, bool streams) const;
   void write_gradients(const BackwardCall& call) const;
   void write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker, size_t b,
                    size_t n) const;

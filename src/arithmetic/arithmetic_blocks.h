@@ -56,12 +56,25 @@ struct Blocks {
   }
   // Outer axes along which tensor t stands still come before the others. Returns how many values those axes have.
   size_t move_sums_first(size_t t);
+  // Groups that have a place of their own in tensor t.
+  size_t groups_of(size_t t) const {
+    size_t groups = 1;
+    for (size_t k = group; k < loops.rank; ++k)
+      if (loops.stride[k][t] != 0) groups *= loops.extent[k];
+    return groups;
+  }
   bool needs_no_buffer() const {
     if (type != BNNSDataTypeFloat32) return false;
     for (size_t t = 0; t < loops.tensors; ++t)
       if (!is_flat[t] && !is_constant[t]) return false;
     return true;
   }
+  // Tensor t has one value for each run of swept_row() values of the group, which are kMaxLanes or more.
+  bool has_value_per_row(size_t t) const {
+    return type == BNNSDataTypeFloat32 && swept_row(t) >= kMaxLanes &&
+           (is_constant[t] || (group == 2 && loops.stride[0][t] == 0));
+  }
+  size_t swept_row(size_t t) const { return is_constant[t] ? group_count : loops.extent[0]; }
   bool is_large() const { return outer * group_count * bytes_of(type) > kStreamBytes; }
   size_t values(size_t b) const { return std::min(block, group_count - b * block); }  // in block b
   size_t items() const { return outer * blocks; }

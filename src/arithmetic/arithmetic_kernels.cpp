@@ -16,6 +16,7 @@ namespace {
 
 using obn::arithmetic::kSources;
 using obn::arithmetic::Sources;
+using obn::arithmetic::Sweep;
 
 // One vector of everything a function may be computed from; what it does not use is not loaded.
 struct At {
@@ -578,6 +579,120 @@ template <F (*f)(const At&), size_t p, size_t q>
   if (i < n) row<f>(rest, out + i, n - i);
 }
 
+// ---- sweeps ----
+
+constexpr size_t kSwept = 512;  // values that are added up, then written
+
+OBN_INLINE F copied(F p, F) { return p; }
+OBN_INLINE F plus(F p, F value) { return p + value; }
+OBN_INLINE F times(F p, F value) { return p * value; }
+
+// What a sweep writes, in the vectors of `out` as they lie in memory. One may begin in the row before.
+template <F (*f)(F, F), bool streams>
+struct SweptOut {
+  const float* p;
+  float* out;
+  size_t at = 0;  // values done
+  F before = {};  // the value of the row before
+
+  [[gnu::always_inline]] void put(F v) {
+    if (streams) {
+      stream(out + at, v);
+    } else {
+      store(out + at, v);
+    }
+    at += kLanes;
+  }
+  // The next n < kLanes values.
+  [[gnu::always_inline]] void part(size_t n, F value) {
+    store_first(out + at, f(load_first(p + at, n), value), n);
+    at += n;
+  }
+  // As far as vectors go that end before value `end`; the row begins at `row`.
+  [[gnu::always_inline]] void until(size_t end, size_t row, F value) {
+    if (at < row) {
+      const F both = iota() < static_cast<int32_t>(row - at) ? before : value;
+      put(f(load(p + at), both));
+    }
+    while (at + kLanes <= end) put(f(load(p + at), value));
+  }
+};
+
+// Σ p or Σ p·other of a row, from its first value to its last.
+template <bool products>
+struct SweptSum {
+  const float *p, *other;
+  size_t ahead;
+  F total[4] = {};
+
+  [[gnu::always_inline]] void add(size_t j, size_t i) {
+    if (products) {
+      total[j] += load(p + i) * load(other + i);
+    } else {
+      total[j] += load(p + i);
+    }
+  }
+  [[gnu::always_inline]] void fetch(size_t i) const {
+    if (ahead == 0) return;
+    prefetch(p + i + ahead);
+    if (products) prefetch(other + i + ahead);
+  }
+  // Values from … to - 1; whole vectors except at the end of the row.
+  [[gnu::always_inline]] void some(size_t from, size_t to) {
+    size_t i = from;
+    for (; i + 4 * kLanes <= to; i += 4 * kLanes) {
+#pragma GCC unroll 4
+      for (size_t j = 0; j < 4; ++j) {
+        fetch(i + j * kLanes);
+        add(j, i + j * kLanes);
+      }
+    }
+    for (; i + kLanes <= to; i += kLanes) add(0, i);
+    if (i == to) return;
+    const F rest = load_first(p + i, to - i);
+    total[1] += products ? rest * load_first(other + i, to - i) : rest;
+  }
+};
+
+template <F (*f)(F, F), bool has_sums, bool products, bool writes, bool streams>
+OBN_INLINE void sweep_rows(const Sweep& job) {
+  SweptOut<f, streams> out = {job.p, job.out};
+  const size_t n = job.n;
+  if (writes && streams) {
+    size_t head = (sizeof(F) - reinterpret_cast<uintptr_t>(job.out) % sizeof(F)) % sizeof(F) / sizeof(float);
+    if (head > job.rows * n) head = job.rows * n;
+    if (head > 0) out.part(head, splat(*job.value));
+  }
+  F value = {};
+  for (size_t first = 0; first < job.rows; first += kLanes) {
+    const size_t count = first + kLanes < job.rows ? kLanes : job.rows - first;
+    F totals[kLanes] = {};
+    for (size_t k = 0; k < count; ++k) {
+      const size_t row = (first + k) * n;
+      value = splat(job.value[(first + k) * job.value_step]);
+      SweptSum<products> sum = {job.p + row, products ? job.other + row : nullptr, job.ahead};
+      for (size_t i = 0; i < n; i += kSwept) {
+        const size_t end = i + kSwept < n ? i + kSwept : n;
+        if (has_sums) sum.some(i, end);
+        if (writes) out.until(row + end, row, value);
+      }
+      out.before = value;
+      totals[k] = (sum.total[0] + sum.total[1]) + (sum.total[2] + sum.total[3]);
+    }
+    if (!has_sums) continue;
+    const F all = sum_each(totals);
+    for (size_t k = 0; k < count; ++k) job.sums[first + k] += static_cast<double>(all[k]);
+  }
+  if (writes && out.at < job.rows * n) out.part(job.rows * n - out.at, value);
+}
+
+template <F (*f)(F, F), bool has_sums, bool products>
+[[gnu::flatten]] void sweep(const Sweep& job) {
+  if (!job.out) return sweep_rows<f, has_sums, products, false, false>(job);
+  if (job.streams) return sweep_rows<f, has_sums, products, true, true>(job);
+  sweep_rows<f, has_sums, products, true, false>(job);
+}
+
 void end_streams() { fence(); }
 
 template <class A>
@@ -640,6 +755,10 @@ constexpr obn::arithmetic::Kernels table() {
   t.streamed_gradient[BNNSArithmeticMultiply][0] = streamed_row<Multiply::da, kB, kDz>;
   t.streamed_gradient[BNNSArithmeticMultiply][1] = streamed_row<Multiply::db, kA, kDz>;
   t.streamed_gradient[BNNSArithmeticDivide][0] = streamed_row<Divide::da, kB, kDz>;
+  t.sweep[BNNSArithmeticAdd] = sweep<plus, false, false>;
+  t.sweep[BNNSArithmeticMultiply] = sweep<times, false, false>;
+  t.sweep_gradient[BNNSArithmeticAdd] = sweep<copied, true, false>;
+  t.sweep_gradient[BNNSArithmeticMultiply] = sweep<times, true, true>;
   t.repeat = repeat;
   t.add = add;
   t.add_to_doubles = add_to_doubles;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "arithmetic/arithmetic.h"
-#include "base/test.h"
+#include "base/test_array.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/openbnns.h"
@@ -219,15 +219,6 @@ TEST(arithmetic_tails_and_scalars_have_the_bits_of_whole_vectors) {
 
 namespace {
 
-BNNSNDArrayDescriptor vector_of(size_t n, void* data = nullptr) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = BNNSDataLayoutVector;
-  d.size[0] = n;
-  d.data_type = BNNSDataTypeFloat32;
-  d.data = data;
-  return d;
-}
-
 // The parameter block with the fields it points to.
 struct Block {
   BNNSArithmeticUnary one{};
@@ -266,44 +257,17 @@ BNNSFilter vectors(Function function, size_t n, BNNSActivation activation = {}) 
   return Block(function, all, kSamples, vector_of(n), BNNSSample, activation).create();
 }
 
-// A tensor of a test: descriptor, resolved, with memory for a batch and a guard behind it.
-struct Tensor {
-  BNNSNDArrayDescriptor descriptor{};
-  View view;
-  size_t step = 0, samples = 1;
-  std::vector<std::byte> memory;
-
-  void make(BNNSDataType type, size_t batch, size_t gap) {
+// A tensor that knows where a place of the output lies in it.
+struct Tensor : test::PlacedArray {
+  void make(BNNSDataType type, size_t samples, size_t gap) {
     descriptor.data_type = type;
-    CHECK(read_view(descriptor, Access::write, "tensor", &view) == 0, "%s", obn_last_error());
-    samples = batch;
-    step = view.packed_batch + gap;
-    memory.assign(((samples - 1) * step + view.span + 8) * bytes_of(type), std::byte{0x35});
-    descriptor.data = memory.data();
+    PlacedArray::operator=(PlacedArray(descriptor, samples, gap));
   }
   // Index of output place (at over the axes, sample), broadcast.
   size_t index(const size_t* at, size_t sample) const {
-    size_t i = samples > 1 ? sample * step : 0;
+    size_t i = batch > 1 ? sample * batch_stride : 0;
     for (size_t k = 0; k < view.rank; ++k) i += (view.extent[k] == 1 ? 0 : at[k]) * view.stride[k];
     return i;
-  }
-  double get(size_t i) const {
-    if (view.type == BNNSDataTypeFloat32) {
-      float v;
-      std::memcpy(&v, memory.data() + 4 * i, 4);
-      return v;
-    }
-    uint16_t v;
-    std::memcpy(&v, memory.data() + 2 * i, 2);
-    return view.type == BNNSDataTypeFloat16 ? float_of_float16(v) : float_of_bfloat16(v);
-  }
-  void put(size_t i, float v) {
-    if (view.type == BNNSDataTypeFloat32) {
-      std::memcpy(memory.data() + 4 * i, &v, 4);
-      return;
-    }
-    const uint16_t half = view.type == BNNSDataTypeFloat16 ? float16_of_float(v) : bfloat16_of_float(v);
-    std::memcpy(memory.data() + 2 * i, &half, 2);
   }
 };
 
@@ -370,11 +334,11 @@ TEST(arithmetic_any_call_matches_single_values) {
     make(y, batch);
     for (size_t k = 0; k < inputs; ++k) {
       make(x[k], roles[k] == BNNSSample ? batch : 1);
-      for_places(x[k].view, x[k].samples, [&](const size_t* at, size_t b) {
+      for_places(x[k].view, x[k].batch, [&](const size_t* at, size_t b) {
         float v = uniform(random) + (function == BNNSArithmeticAcosh ? 1.5f : 0.0f);
         if (function == BNNSArithmeticSelect && k == 0) v = static_cast<float>(pick(2));
         if (pick(3) == 0 && function <= BNNSArithmeticMultiply) v = -v;
-        x[k].put(x[k].index(at, b), v);
+        x[k].set_at(x[k].index(at, b), v);
       });
     }
     const BNNSNDArrayDescriptor descriptors[] = {x[0].descriptor, x[1].descriptor, x[2].descriptor};
@@ -384,34 +348,34 @@ TEST(arithmetic_any_call_matches_single_values) {
     const void* in[kInputs];
     size_t in_stride[kInputs];
     for (size_t k = 0; k < inputs; ++k) {
-      in[k] = x[k].memory.data();
-      in_stride[k] = x[k].step;
+      in[k] = x[k].data();
+      in_stride[k] = x[k].batch_stride;
     }
-    std::vector<std::byte> before = y.memory;
-    CHECK(BNNSArithmeticFilterApplyBatch(filter, batch, inputs, in, in_stride, y.memory.data(), y.step) == 0, "%s: %s",
+    std::vector<std::byte> before = y.bytes;
+    CHECK(BNNSArithmeticFilterApplyBatch(filter, batch, inputs, in, in_stride, y.data(), y.batch_stride) == 0, "%s: %s",
           name_of(function), obn_last_error());
     const double tolerance = tolerance_of(type);
     const auto act = [&](double z) { return activation::ref::forward(activation.function, z, 0.0, 0.0); };
-    std::vector<bool> is_written(y.memory.size() / bytes_of(type));
+    std::vector<bool> is_written(y.bytes.size() / bytes_of(type));
     for_places(y.view, batch, [&](const size_t* at, size_t b) {
       double v[kInputs] = {};
-      for (size_t k = 0; k < inputs; ++k) v[k] = x[k].get(x[k].index(at, b));
+      for (size_t k = 0; k < inputs; ++k) v[k] = x[k].get_at(x[k].index(at, b));
       const double want = act(ref::forward(function, v[0], v[1], v[2]));
-      const double got = y.get(y.index(at, b));
+      const double got = y.get_at(y.index(at, b));
       is_written[y.index(at, b)] = true;
       CHECK(std::fabs(got - want) <= tolerance * std::max(std::fabs(want), 0.5), "%d: %s(%g, %g, %g) = %g, want %g",
             round, name_of(function), v[0], v[1], v[2], got, want);
     });
     const size_t bytes = bytes_of(type);
     for (size_t i = 0; i < is_written.size(); ++i)
-      CHECK(is_written[i] || std::memcmp(&before[i * bytes], &y.memory[i * bytes], bytes) == 0,
+      CHECK(is_written[i] || std::memcmp(&before[i * bytes], &y.bytes[i * bytes], bytes) == 0,
             "%d: %s touches value %zu between its own", round, name_of(function), i);
 
     // Gradients. Two inputs of one shape and role may share theirs; one may take the place of dy.
     Tensor dy, dx[kInputs];
     dy.descriptor = y.descriptor;
     make(dy, batch);
-    for_places(dy.view, batch, [&](const size_t* at, size_t b) { dy.put(dy.index(at, b), uniform(random) - 0.5f); });
+    for_places(dy.view, batch, [&](const size_t* at, size_t b) { dy.set_at(dy.index(at, b), uniform(random) - 0.5f); });
     const Tensor dy_before = dy;
     std::vector<double> want[kInputs];
     size_t target[kInputs];
@@ -423,9 +387,9 @@ TEST(arithmetic_any_call_matches_single_values) {
           std::equal(x[0].view.extent, x[0].view.extent + rank, x[1].view.extent) && pick(2))
         target[k] = 0;
       dx[k].descriptor = x[k].descriptor;
-      make(dx[k], x[k].samples);
+      make(dx[k], x[k].batch);
       dx[k].descriptor.flags = pick(2) ? BNNSNDArrayFlagBackpropAccumulate : BNNSNDArrayFlagBackpropSet;
-      for_places(dx[k].view, dx[k].samples, [&](const size_t* at, size_t b) { dx[k].put(dx[k].index(at, b), 0.75f); });
+      for_places(dx[k].view, dx[k].batch, [&](const size_t* at, size_t b) { dx[k].set_at(dx[k].index(at, b), 0.75f); });
     }
     const bool in_place = roles[0] == BNNSSample && x[0].view.count == y.view.count && !pick(4);
     if (in_place) {
@@ -436,23 +400,21 @@ TEST(arithmetic_any_call_matches_single_values) {
       Tensor& t = dx[target[k]];
       slots[k] = in_place && target[k] == 0 ? &dy.descriptor : &t.descriptor;
       if (roles[k] == BNNSConstant) slots[k] = &dx[k].descriptor;
-      slot_stride[k] = t.step;
-      t.descriptor.data = t.memory.data();
+      slot_stride[k] = t.batch_stride;
     }
-    dy.descriptor.data = dy.memory.data();
     std::vector<std::byte> constant_before[kInputs];
     for (size_t k = 0; k < inputs; ++k) {
-      constant_before[k] = dx[k].memory;
+      constant_before[k] = dx[k].bytes;
       const Tensor& t = dx[target[k]];
-      want[k].assign(t.memory.size() / bytes_of(type), 0.0);
+      want[k].assign(t.bytes.size() / bytes_of(type), 0.0);
     }
     std::vector<double> size[kInputs];
     for (size_t k = 0; k < inputs; ++k) size[k].assign(want[k].size(), 0.0);
     for_places(y.view, batch, [&](const size_t* at, size_t b) {
       double v[kInputs] = {};
-      for (size_t k = 0; k < inputs; ++k) v[k] = x[k].get(x[k].index(at, b));
-      const double slope = activation::ref::slope_from_y(activation.function, y.get(y.index(at, b)), 0.0, 0.0);
-      const double dz = dy_before.get(dy.index(at, b)) * slope;
+      for (size_t k = 0; k < inputs; ++k) v[k] = x[k].get_at(x[k].index(at, b));
+      const double slope = activation::ref::slope_from_y(activation.function, y.get_at(y.index(at, b)), 0.0, 0.0);
+      const double dz = dy_before.get_at(dy.index(at, b)) * slope;
       for (size_t k = 0; k < inputs; ++k) {
         const double part = ref::gradient(function, k, v[0], v[1], v[2], dz);
         want[target[k]][dx[target[k]].index(at, b)] += part;
@@ -460,24 +422,24 @@ TEST(arithmetic_any_call_matches_single_values) {
       }
     });
     CHECK(BNNSArithmeticFilterApplyBackwardBatch(filter, batch, inputs, in, in_stride, slots, slot_stride,
-                                                 y.memory.data(), y.step, &dy.descriptor, dy.step) == 0,
+                                                 y.data(), y.batch_stride, &dy.descriptor, dy.batch_stride) == 0,
           "%d: %s: %s", round, name_of(function), obn_last_error());
     for (size_t k = 0; k < inputs; ++k) {
       if (roles[k] == BNNSConstant) {
-        CHECK(constant_before[k] == dx[k].memory, "%d: %s writes the gradient of a constant", round, name_of(function));
+        CHECK(constant_before[k] == dx[k].bytes, "%d: %s writes the gradient of a constant", round, name_of(function));
         continue;
       }
       if (target[k] != k) continue;
       const Tensor& result = in_place && k == 0 ? dy : dx[k];
       const double old = dx[k].descriptor.flags == BNNSNDArrayFlagBackpropAccumulate ? 0.75 : 0.0;
-      for_places(dx[k].view, dx[k].samples, [&](const size_t* at, size_t b) {
+      for_places(dx[k].view, dx[k].batch, [&](const size_t* at, size_t b) {
         const size_t i = dx[k].index(at, b);
-        const double got = result.get(i);
+        const double got = result.get_at(i);
         CHECK(std::fabs(got - (want[k][i] + old)) <= 2.0 * tolerance * (size[k][i] + old + 0.05),
               "%d: %s, gradient %zu is %g, want %g", round, name_of(function), k, got, want[k][i] + old);
       });
     }
-    if (!in_place) CHECK(dy.memory == dy_before.memory, "%d: %s changes dy", round, name_of(function));
+    if (!in_place) CHECK(dy.bytes == dy_before.bytes, "%d: %s changes dy", round, name_of(function));
     BNNSFilterDestroy(filter);
   }
 }

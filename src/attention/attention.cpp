@@ -11,6 +11,13 @@
 #include "openbnns/openbnns.h"
 
 namespace obn::attention {
+
+// What sentences call the parts of a projection and their gradients.
+struct Words {
+  const char *input, *weights, *bias;
+  const char *input_gradient, *weights_gradient, *bias_gradient;
+};
+
 namespace {
 
 constexpr char kKind[] = "attention";
@@ -41,11 +48,14 @@ int read_plain(const BNNSNDArrayDescriptor& d, Access access, const char* word, 
   return 0;
 }
 
-// The words of a sentence about a part of a projection.
-struct Word {
-  char text[40];
-  Word(const char* projection, const char* part) { std::snprintf(text, sizeof text, "%s.%s", projection, part); }
-};
+constexpr Words kQuery = {"query.input",          "query.weights",          "query.bias",
+                          "query.input gradient", "query.weights gradient", "query.bias gradient"};
+constexpr Words kKey = {"key.input",          "key.weights",          "key.bias",
+                        "key.input gradient", "key.weights gradient", "key.bias gradient"};
+constexpr Words kValue = {"value.input",          "value.weights",          "value.bias",
+                          "value.input gradient", "value.weights gradient", "value.bias gradient"};
+constexpr Words kOutput = {"output",      "output.weights",          "output.bias",
+                           "grad_output", "output.weights gradient", "output.bias gradient"};
 
 Weights weights_of(const View& view, size_t first) {  // first: 0 with inputs, 1 without (the tuple begins at the width)
   Weights w;
@@ -121,31 +131,30 @@ Attention::Attention(const Options& options) : Filter(kKind, options), stream_(0
 Attention::~Attention() { options().release(held_); }
 
 // Query, key or value. `rows` 0: whatever there are.
-int Attention::prepare_projection(const BNNSMHAProjectionParameters& p, const char* word, size_t rows,
+int Attention::prepare_projection(const BNNSMHAProjectionParameters& p, const Words& words, size_t rows,
                                   Projection* to) {
-  const Word input(word, "input"), weights(word, "weights"), bias(word, "bias");
-  if (read_plain(p.target_desc, Access::read, input.text, 2, &to->x) != 0 ||
-      read_plain(p.weights, Access::read, weights.text, 3, &to->w) != 0 ||
-      check_data(to->w, Access::read, weights.text) != 0)
+  if (read_plain(p.target_desc, Access::read, words.input, 2, &to->x) != 0 ||
+      read_plain(p.weights, Access::read, words.weights, 3, &to->w) != 0 ||
+      check_data(to->w, Access::read, words.weights) != 0)
     return -1;
   to->rows = extent_of(to->x, 0);
   to->inputs = extent_of(to->x, 1);
   to->row = stride_of(to->x, 0);
   to->column = stride_of(to->x, 1);
   if (rows && to->rows != rows)
-    return fail("%s: expected %zu rows, as many as there are keys; got %zu", input.text, rows, to->rows);
+    return fail("%s: expected %zu rows, as many as there are keys; got %zu", words.input, rows, to->rows);
   to->weights = weights_of(to->w, 0);
   const Weights& w = to->weights;
   if (w.inputs != to->inputs)
-    return fail("%s: expected weights for %zu inputs; got (%zu, %zu, %zu)", weights.text, to->inputs, w.inputs, w.width,
+    return fail("%s: expected weights for %zu inputs; got (%zu, %zu, %zu)", words.weights, to->inputs, w.inputs, w.width,
                 w.heads);
   if (!p.bias.data) return 0;
-  if (read_plain(p.bias, Access::read, bias.text, 2, &to->bias_view) != 0 ||
-      check_data(to->bias_view, Access::read, bias.text) != 0)
+  if (read_plain(p.bias, Access::read, words.bias, 2, &to->bias_view) != 0 ||
+      check_data(to->bias_view, Access::read, words.bias) != 0)
     return -1;
   to->bias = weights_of(to->bias_view, 1);
   if (to->bias.width != w.width || to->bias.heads != w.heads)
-    return fail("%s: expected (%zu, %zu), width and heads; got (%zu, %zu)", bias.text, w.width, w.heads, to->bias.width,
+    return fail("%s: expected (%zu, %zu), width and heads; got (%zu, %zu)", words.bias, w.width, w.heads, to->bias.width,
                 to->bias.heads);
   return 0;
 }
@@ -185,8 +194,8 @@ int Attention::prepare_attention_bias(const BNNSNDArrayDescriptor& d, const char
 }
 
 int Attention::prepare(const BNNSLayerParametersMultiheadAttention& p) {
-  if (prepare_projection(p.query, "query", 0, &q_) != 0 || prepare_projection(p.key, "key", 0, &k_) != 0 ||
-      prepare_projection(p.value, "value", k_.rows, &v_) != 0)
+  if (prepare_projection(p.query, kQuery, 0, &q_) != 0 || prepare_projection(p.key, kKey, 0, &k_) != 0 ||
+      prepare_projection(p.value, kValue, k_.rows, &v_) != 0)
     return -1;
   t_ = q_.rows;
   s_ = k_.rows;
@@ -354,16 +363,14 @@ int Attention::check_places(const Job& job, bool is_forward) const {
   } else {
     add(reads, &read, "grad_output", job.dy_view, job.y.data, job.y.step, n);
     const Delta* deltas[] = {&job.dq, &job.dk, &job.dv};
-    const char* const words[][3] = {{"query gradient", "query.weights gradient", "query.bias gradient"},
-                                    {"key gradient", "key.weights gradient", "key.bias gradient"},
-                                    {"value gradient", "value.weights gradient", "value.bias gradient"}};
+    const Words* const words[] = {&kQuery, &kKey, &kValue};
     for (size_t i = 0; i < 3; ++i) {
       const Delta& d = *deltas[i];
       bool is_repeated = false;
       for (size_t l = 0; l < i; ++l) is_repeated |= d.x.data == deltas[l]->x.data;
-      if (!is_repeated) add(writes, &written, words[i][0], d.x_view, d.x.data, d.x.step, n);
-      add(writes, &written, words[i][1], d.w_view, d.weights.data, 0, 1);
-      add(writes, &written, words[i][2], d.bias_view, d.bias.data, 0, 1);
+      if (!is_repeated) add(writes, &written, words[i]->input_gradient, d.x_view, d.x.data, d.x.step, n);
+      add(writes, &written, words[i]->weights_gradient, d.w_view, d.weights.data, 0, 1);
+      add(writes, &written, words[i]->bias_gradient, d.bias_view, d.bias.data, 0, 1);
     }
     add(writes, &written, "output.weights gradient", job.output.w_view, job.output.weights.data, 0, 1);
     add(writes, &written, "output.bias gradient", job.output.bias_view, job.output.bias.data, 0, 1);
@@ -464,14 +471,13 @@ int need(const void* data, const char* word, const char* why) {
 
 }  // namespace
 
-int Attention::check_delta(BNNSMHAProjectionParameters* delta, const Projection& like, const char* word, Job* job,
-                           Delta* to) {
+int Attention::check_delta(BNNSMHAProjectionParameters* delta, const Projection& like, const Words& words,
+                           Job* job, Delta* to) {
   if (!delta) return 0;
-  const Word input(word, "input gradient"), weights(word, "weights gradient"), bias(word, "bias gradient");
   const bool is_output = &like == &o_;
   if (delta->target_desc.data && !is_output) {
     size_t step;
-    if (read_gradient(delta->target_desc, like.x, Access::write, job->batch, delta->target_desc.stride[2], input.text,
+    if (read_gradient(delta->target_desc, like.x, Access::write, job->batch, delta->target_desc.stride[2], words.input_gradient,
                       &to->x_view, &step) != 0)
       return -1;
     const View& view = to->x_view;
@@ -479,12 +485,12 @@ int Attention::check_delta(BNNSMHAProjectionParameters* delta, const Projection&
     to->x_accumulates = view.accumulate;
   }
   if (delta->weights.data) {
-    if (read_parameter_gradient(delta->weights, like.w, weights.text, &to->w_view) != 0) return -1;
+    if (read_parameter_gradient(delta->weights, like.w, words.weights_gradient, &to->w_view) != 0) return -1;
     to->weights = weights_of(to->w_view, 0);
   }
   if (delta->bias.data) {
-    if (!like.bias.data) return fail("%s: expected none, as the layer has no such bias; got one", bias.text);
-    if (read_parameter_gradient(delta->bias, like.bias_view, bias.text, &to->bias_view) != 0) return -1;
+    if (!like.bias.data) return fail("%s: expected none, as the layer has no such bias; got one", words.bias_gradient);
+    if (read_parameter_gradient(delta->bias, like.bias_view, words.bias_gradient, &to->bias_view) != 0) return -1;
     to->bias = is_output ? row_of(to->bias_view) : weights_of(to->bias_view, 1);
   }
   return 0;
@@ -515,9 +521,9 @@ int Attention::check_deltas(const Backward& a, Job* job) {
                     &job->dy_view, &step) != 0)
     return -1;
   job->y = {job->dy_view.data, job->dy_view.type, step, stride_of(job->dy_view, 0), stride_of(job->dy_view, 1)};
-  if (check_delta(a.dq, q_, "query", job, &job->dq) != 0 || check_delta(a.dk, k_, "key", job, &job->dk) != 0 ||
-      check_delta(a.dv, v_, "value", job, &job->dv) != 0 ||
-      check_delta(a.output, o_, "output", job, &job->output) != 0)
+  if (check_delta(a.dq, q_, kQuery, job, &job->dq) != 0 || check_delta(a.dk, k_, kKey, job, &job->dk) != 0 ||
+      check_delta(a.dv, v_, kValue, job, &job->dv) != 0 ||
+      check_delta(a.output, o_, kOutput, job, &job->output) != 0)
     return -1;
   for (const bool is_key : {true, false}) {
     const BNNSNDArrayDescriptor* d = is_key ? a.key_bias : a.value_bias;

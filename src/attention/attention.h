@@ -69,6 +69,18 @@ struct HeadGradients {
   float* extra_dv = nullptr;  // (extra, value_width)
 };
 
+// Rows that the next head will read: fetched while this one is multiplied, a cache line per step of a product.
+struct Coming {
+  struct Rows {
+    const float* data;
+    size_t row, rows, width;
+  };
+  Rows rows[5] = {};
+  size_t count = 0;
+
+  void add(const float* data, size_t row, size_t n, size_t width) { rows[count++] = {data, row, n, width}; }
+};
+
 // How the scores of a head are cut. Borders depend on shapes alone; those of columns decide the bits.
 struct Blocks {
   size_t rows = 0, columns = 0;
@@ -78,18 +90,24 @@ struct Blocks {
 inline constexpr size_t kWidestTile = 32;  // of all targets
 
 [[gnu::always_inline]] inline size_t whole_tiles(size_t n) { return (n + kWidestTile - 1) / kWidestTile * kWidestTile; }
-// From one row of scores to the next; an odd number of cache lines, so that rows do not throw each other out.
-[[gnu::always_inline]] inline size_t score_pitch(size_t columns) { return whole_tiles(columns) + kWidestTile / 2; }
+// From one row of scores to the next, in whole vectors of all targets: without gaps up to the width of a tile, which
+// reads whole rows; else an odd number of cache lines, so that rows do not throw each other out.
+[[gnu::always_inline]] inline size_t score_pitch(size_t columns) {
+  constexpr size_t kLine = 16;  // floats, and the longest vector
+  const size_t lines = (columns + kLine - 1) / kLine;
+  return kLine * (columns <= kWidestTile ? lines : lines | 1);
+}
 
 struct Kernels {
   // Rows [first, first + rows) of a, top and inverse; all of them point to row 0. work: forward_values().
   // kept: where p goes, turned, (s + extra, score_pitch(t)); for heads of a single block and no dropout. NULL: nowhere.
-  void (*forward)(const Head& head, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row,
-                  float* top, float* inverse, float* kept, float* work);
+  void (*forward)(const Head& head, const Coming& coming, const Blocks& blocks, size_t first, size_t rows, float* a,
+                  size_t a_row, float* top, float* inverse, float* kept, float* work);
   // All gradients of the head. work: backward_values().
   void (*backward)(const Head& head, const HeadGradients& gradients, const Blocks& blocks, float* work);
   // The same from p that was kept: top, inverse and dots are not read. work: kept_backward_values().
-  void (*backward_kept)(const Head& head, const HeadGradients& gradients, const float* p, float* work);
+  void (*backward_kept)(const Head& head, const Coming& coming, const HeadGradients& gradients, const float* p,
+                        float* work);
   // dots (rows): Σ a·da along n values
   void (*dots)(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* dots);
 };

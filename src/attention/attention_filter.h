@@ -89,6 +89,8 @@ struct Job {
   bool wants_core() const { return dq.any() || dk.any() || dv.any() || key_bias.data || value_bias.data; }
 };
 
+struct Words;  // attention.cpp
+
 // What begins a cache.
 struct CacheHeader {
   uint64_t mark;      // kCacheMark
@@ -156,7 +158,7 @@ class Attention final : public Filter {
   struct Rows;
   struct Plan;
 
-  int prepare_projection(const BNNSMHAProjectionParameters& p, const char* word, size_t rows, Projection* to);
+  int prepare_projection(const BNNSMHAProjectionParameters& p, const Words& words, size_t rows, Projection* to);
   int prepare_output(const BNNSMHAProjectionParameters& p);
   int prepare_attention_bias(const BNNSNDArrayDescriptor& d, const char* word, size_t width, View* view,
                              Weights* weights);
@@ -169,7 +171,7 @@ class Attention final : public Filter {
   int check_added(const BNNSNDArrayDescriptor* added, Job* job) const;
   int check_cache_for_forward(const Forward& a, Job* job) const;
   int check_cache_for_backward(const Backward& a, Job* job) const;
-  int check_delta(BNNSMHAProjectionParameters* delta, const Projection& like, const char* word, Job* job, Delta* to);
+  int check_delta(BNNSMHAProjectionParameters* delta, const Projection& like, const Words& words, Job* job, Delta* to);
   int check_deltas(const Backward& a, Job* job);
   int check_aliases(const Job& job) const;
   int check_places(const Job& job, bool is_forward) const;
@@ -191,6 +193,7 @@ class Attention final : public Filter {
   void place_rows(size_t batch, bool keeps_scores, Room* room, Rows* rows) const;
   void place(size_t batch, bool is_backward, bool has_cache, Room* room, Plan* plan) const;
   size_t product_bytes(size_t batch, bool is_backward) const;
+  size_t count_product_bytes(size_t batch, bool is_backward) const;
   Plan begin(const Job& job, bool is_backward) const;
   void prepare_weights(Plan* plan) const;
   void run_forward(const Job& job) const;
@@ -207,6 +210,7 @@ class Attention final : public Filter {
             const Batch& x, const float* dx, bool is_repeated) const;
   void sum_attention_bias(const Job& job, const float* partial, size_t width, const Weights& to) const;
   Head head_of(const Job& job, const Plan& plan, size_t b, size_t h) const;
+  Coming coming_of(const Job& job, const Plan& plan, size_t i) const;
 
   Projection q_, k_, v_, o_;
   View key_bias_view_, value_bias_view_;
@@ -221,6 +225,7 @@ class Attention final : public Filter {
   void* held_ = nullptr;     // copies of weights and biases
   Blocks forward_blocks_, backward_blocks_;  // columns 0: the obvious loops
   bool keeps_scores_ = false;                // for a backward pass
+  mutable std::atomic<uint64_t> counted_[2] = {};  // batch size << 32 | work of its products, in units of kAlignment
 };
 
 }  // namespace obn::attention

@@ -8,6 +8,7 @@ namespace obn::OBN_TARGET::attention {
 namespace {
 
 using obn::attention::Blocks;
+using obn::attention::Coming;
 using obn::attention::Head;
 using obn::attention::HeadGradients;
 using obn::attention::score_pitch;
@@ -35,9 +36,33 @@ struct Right {
 OBN_INLINE Right rows_of(const float* data, size_t row) { return {data, row, 1}; }
 OBN_INLINE Right panels_of(const float* data, size_t k) { return {data, kTileColumns, k}; }
 
+// Hands out what is to come, line by line, down the rows.
+struct Ahead {
+  const Coming& coming;
+  size_t at = 0, line = 0, row = 0;
+
+  // The next k lines; rows fewer than k are left out.
+  void give(size_t k, Tile* t) {
+    constexpr size_t kLine = 16;  // floats
+    t->ahead = nullptr;
+    t->ahead_step = 0;
+    while (at < coming.count && coming.rows[at].rows < k) ++at;
+    if (at == coming.count) return;
+    const Coming::Rows& from = coming.rows[at];
+    t->ahead = from.data + least(row, from.rows - k) * from.row + line * kLine;
+    t->ahead_step = from.row;
+    row += k;
+    if (row < from.rows) return;
+    row = 0;
+    if (++line * kLine < from.width) return;
+    line = 0;
+    ++at;
+  }
+};
+
 // c (m, n) = alpha · a (m, k) · b (k, n), set or added.
 void multiply(const Left& a, const Right& b, size_t m, size_t n, size_t k, float* c, size_t c_row, bool accumulate,
-              float alpha) {
+              float alpha, Ahead* ahead = nullptr) {
   const size_t panels = row_panels(m), height = m / panels, longer = m % panels;
   Tile t;
   t.a_row = a.row;
@@ -54,6 +79,7 @@ void multiply(const Left& a, const Right& b, size_t m, size_t n, size_t k, float
       const size_t rows = height + (r < longer ? 1 : 0);
       t.a = a.data + i * a.row;
       t.c = c + i * c_row + j;
+      if (ahead) ahead->give(k, &t);
       multiply_tile[rows](t);
       i += rows;
     }
@@ -91,21 +117,30 @@ void copy_source(const Source& s, size_t first, size_t n, float* to) {
   if (own < n) copy_rows(s.at(first + own), s.width, n - own, s.width, 1.0f, to + own * s.width);
 }
 
+// kLanes rows of kLanes values times factor, turned, to rows of a panel.
+OBN_INLINE void turn_square(const float* from, size_t row, float factor, float* to) {
+  F v[kLanes];
+#pragma GCC unroll 16
+  for (size_t l = 0; l < kLanes; ++l) v[l] = load(from + l * row) * factor;
+  transpose(v);
+#pragma GCC unroll 16
+  for (size_t p = 0; p < kLanes; ++p) store(to + p * kTileColumns, v[p]);
+}
+
 // The same rows times factor, turned: panels [width][kTileColumns], zeros up to whole vectors of rows.
 void turn_source(const Source& s, size_t first, size_t n, float factor, float* to) {
   for (size_t j = 0; j < n; j += kLanes) {
     float* panel = to + j / kTileColumns * kTileColumns * s.width + j % kTileColumns;
+    const bool is_whole = j + kLanes <= n && first + j + kLanes <= s.count;
     for (size_t c = 0; c < s.width; c += kLanes) {
       const size_t steps = least(kLanes, s.width - c);
-      F v[kLanes];
-      for (size_t l = 0; l < kLanes; ++l) {
-        if (j + l >= n) {
-          v[l] = F{};
-        } else {
-          const float* from = s.at(first + j + l) + c;
-          v[l] = (steps == kLanes ? load(from) : load_first(from, steps)) * factor;
-        }
+      if (is_whole && steps == kLanes) {
+        turn_square(s.at(first + j) + c, s.row, factor, panel + c * kTileColumns);
+        continue;
       }
+      F v[kLanes];
+      for (size_t l = 0; l < kLanes; ++l)
+        v[l] = j + l < n ? load_first(s.at(first + j + l) + c, steps) * factor : F{};
       transpose(v);
       for (size_t p = 0; p < steps; ++p) store(panel + (c + p) * kTileColumns, v[p]);
     }
@@ -307,9 +342,14 @@ void soften(const Head& h, size_t rows, size_t n, float* r, size_t r_row, float*
   }
 }
 
-// Divides the values of up to kLanes queries by their sums.
-void normalize(size_t rows, size_t n, float* p, size_t p_row, const float* total) {
-  const F factor = 1.0f / (rows == kLanes ? load(total) : load_first(total, rows));
+// Divides the values of up to kLanes queries by their sums, which become their inverses.
+void normalize(size_t rows, size_t n, float* p, size_t p_row, float* total) {
+  const F factor = 1.0f / (rows == kLanes ? load(total) : load_first(total, rows, splat(1.0f)));
+  if (rows == kLanes) {
+    store(total, factor);
+  } else {
+    store_first(total, factor, rows);
+  }
   for (size_t j = 0; j < n; ++j) store(p + j * p_row, load(p + j * p_row) * factor);
 }
 
@@ -328,8 +368,9 @@ OBN_INLINE const float* rows_at(const Source& s, size_t first, size_t n, float* 
   return copy;
 }
 
-void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, float* a, size_t a_row, float* top,
-             float* inverse, float* kept, float* work) {
+void forward(const Head& h, const Coming& coming, const Blocks& blocks, size_t first, size_t rows, float* a,
+             size_t a_row, float* top, float* inverse, float* kept, float* work) {
+  Ahead ahead = {coming};
   const size_t pitch = score_pitch(blocks.columns), all = h.s + h.extra;
   const size_t r_row = kept ? score_pitch(h.t) : kTileColumns;
   const bool is_single = all <= blocks.columns;  // then the sums are known before p meets the values
@@ -351,7 +392,7 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
       if (reach == 0) continue;
       float* r = kept ? kept + first + i : own_r;
       multiply({keys, key_row, 1}, panels_of(q + i * h.key_width, h.key_width), reach, whole_vectors(n), h.key_width, r,
-               r_row, false, 1.0f);
+               r_row, false, 1.0f, &ahead);
       adjust_turned(h, c, first + i, n, reach, r, r_row);
       for (size_t l = 0; l < n; l += kLanes) {
         const size_t row = first + i + l, count = least(kLanes, n - l);
@@ -361,12 +402,13 @@ void forward(const Head& h, const Blocks& blocks, size_t first, size_t rows, flo
       if (kept) clear_rows(r, r_row, reach, c.n, whole_vectors(n));
       if (h.dropout.get) drop_turned(h, c, first + i, n, reach, r);
       multiply({r, 1, r_row}, rows_of(values, value_row), n, h.value_width, reach, a + (first + i) * a_row, a_row,
-               j > 0, 1.0f);
+               j > 0, 1.0f, &ahead);
     }
   }
+  if (is_single) return;
   for (size_t i = first; i < first + rows; ++i) {
     inverse[i] = 1.0f / inverse[i];  // was the sum
-    if (!is_single) scale_row(a + i * a_row, h.value_width, inverse[i]);
+    scale_row(a + i * a_row, h.value_width, inverse[i]);
   }
 }
 
@@ -503,17 +545,18 @@ void slope_kept(const float* p, float* dp, size_t row, size_t n) {
 // c (n keys, width) = alpha · x (n, t) · b (t, width): from key `first` on; x points to key 0. Under a causal mask, x
 // is 0 for queries before the key, so they are left out.
 void multiply_keys(const Head& h, const float* x, size_t x_row, size_t first, size_t n, const Right& b, size_t width,
-                   float* c, size_t c_row, float alpha) {
+                   float* c, size_t c_row, float alpha, Ahead* ahead) {
   const size_t step = h.causal && first < h.s ? kTileRows : n;
   for (size_t j = 0; j < n; j += step) {
     const size_t rows = least(step, n - j), key = first + j;
     const size_t blind = h.causal && key < h.s ? least(key, h.t) : 0;
     multiply({x + key * x_row + blind, x_row, 1}, {b.data + blind * b.step, b.step, b.tile}, rows, width, h.t - blind,
-             c + j * c_row, c_row, false, alpha);
+             c + j * c_row, c_row, false, alpha, ahead);
   }
 }
 
-void backward_kept(const Head& h, const HeadGradients& g, const float* p, float* work) {
+void backward_kept(const Head& h, const Coming& coming, const HeadGradients& g, const float* p, float* work) {
+  Ahead ahead = {coming};
   const size_t pitch = score_pitch(h.t), all = h.s + h.extra, kw = h.key_width, vw = h.value_width;
   float* dp = work;  // (all, pitch), like p
   float* turned_da = dp + all * pitch;
@@ -531,17 +574,19 @@ void backward_kept(const Head& h, const HeadGradients& g, const float* p, float*
   turn_source(da_rows, 0, h.t, 1.0f, turned_da);
   for (size_t i = 0; i < h.t; i += kTileColumns) {
     const size_t n = least(kTileColumns, h.t - i), vectors = whole_vectors(n), reach = reach_of(h, c, i, n);
-    multiply({values, value_row, 1}, panels_of(turned_da + i * vw, vw), reach, vectors, vw, dp + i, pitch, false, 1.0f);
+    multiply({values, value_row, 1}, panels_of(turned_da + i * vw, vw), reach, vectors, vw, dp + i, pitch, false, 1.0f,
+             &ahead);
     for (size_t l = 0; l < n; l += kLanes) slope_kept(p + i + l, dp + i + l, pitch, reach);
     clear_rows(dp + i, pitch, reach, all, vectors);
-    multiply({dp + i, 1, pitch}, rows_of(keys, key_row), n, kw, reach, g.dq + i * g.dq_row, g.dq_row, false, h.scale);
+    multiply({dp + i, 1, pitch}, rows_of(keys, key_row), n, kw, reach, g.dq + i * g.dq_row, g.dq_row, false, h.scale,
+             &ahead);
   }
   // Keys and values, in whose place the gradients may come, are not read any more.
-  multiply_keys(h, p, pitch, 0, h.s, rows_of(da, da_row), vw, g.dv, g.dv_row, 1.0f);
-  multiply_keys(h, dp, pitch, 0, h.s, rows_of(q, q_row), kw, g.dk, g.dk_row, h.scale);
+  multiply_keys(h, p, pitch, 0, h.s, rows_of(da, da_row), vw, g.dv, g.dv_row, 1.0f, &ahead);
+  multiply_keys(h, dp, pitch, 0, h.s, rows_of(q, q_row), kw, g.dk, g.dk_row, h.scale, &ahead);
   if (h.extra == 0) return;
-  multiply_keys(h, p, pitch, h.s, h.extra, rows_of(da, da_row), vw, g.extra_dv, vw, 1.0f);
-  multiply_keys(h, dp, pitch, h.s, h.extra, rows_of(q, q_row), kw, g.extra_dk, kw, h.scale);
+  multiply_keys(h, p, pitch, h.s, h.extra, rows_of(da, da_row), vw, g.extra_dv, vw, 1.0f, nullptr);
+  multiply_keys(h, dp, pitch, h.s, h.extra, rows_of(q, q_row), kw, g.extra_dk, kw, h.scale, nullptr);
 }
 
 void dots(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* to) {

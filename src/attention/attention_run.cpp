@@ -39,6 +39,8 @@ namespace {
 constexpr size_t kAlone = size_t{1} << 18;      // multiply-adds below which a call stays on one thread
 constexpr size_t kPerPiece = size_t{1} << 19;   // those that a piece should hold at least
 constexpr size_t kChunkRows = 128;              // rows that go through the spare block at a time
+constexpr size_t kNear = size_t{1} << 16;       // projected values that stay in the caches
+constexpr size_t kLine = 16;                    // floats of a cache line
 constexpr size_t kSlowRows = 16;                // rows of a piece of the obvious loops
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -191,11 +193,22 @@ void Attention::place(size_t batch, bool is_backward, bool has_cache, Room* room
   } else if (!is_direct) {
     plan->spare = room->floats(kChunkRows, o_.weights.width);
   }
-  if (room->used() != SIZE_MAX) plan->work = room->bytes(product_bytes(batch, is_backward));
+  plan->work = room->bytes(0);  // the last: how much, only plan_bytes() needs to know
 }
 
-// The most that any product of the call asks for.
+// The most that any product of the call asks for. Counting takes as long as a small product, so the result for the last
+// batch size is remembered.
 size_t Attention::product_bytes(size_t batch, bool is_backward) const {
+  constexpr size_t kMost = UINT32_MAX;
+  std::atomic<uint64_t>& counted = counted_[is_backward];
+  const uint64_t last = counted.load(std::memory_order_relaxed);
+  if (batch == last >> 32) return (last & kMost) * kAlignment;
+  const size_t blocks = divide_up(count_product_bytes(batch, is_backward), kAlignment);
+  if (batch <= kMost && blocks <= kMost) counted.store(batch << 32 | blocks, std::memory_order_relaxed);
+  return blocks * kAlignment;
+}
+
+size_t Attention::count_product_bytes(size_t batch, bool is_backward) const {
   size_t most = 0;
   const auto count = [&](size_t m, size_t n, size_t k, const gemm::Operand& a, const gemm::Operand& b, size_t times) {
     gemm::Product p = {.m = m, .n = n, .k = k, .a = a, .b = b, .c = nullptr, .c_row = n};
@@ -224,6 +237,7 @@ size_t Attention::plan_bytes(size_t batch, bool is_backward, bool has_cache) con
   Room room;
   Plan plan;
   place(batch, is_backward, has_cache, &room, &plan);
+  if (room.used() != SIZE_MAX) room.bytes(product_bytes(batch, is_backward));
   const size_t used = room.used();
   return used > SIZE_MAX - kAlignment ? SIZE_MAX : used + kAlignment;  // the caller's block need not be aligned
 }
@@ -334,8 +348,10 @@ void Attention::multiply_rows(const Job& job, const Plan& plan, const float* a, 
 // to (inputs, columns) = Σ over samples and rows of left (inputs)ᵀ · right (columns)
 void Attention::multiply_outer(const Job& job, const Plan& plan, const Batch& left, const Batch& right, size_t rows,
                                const Weights& to) const {
-  const bool turned = to.input_step == 1 && to.inputs > 1;
-  const bool is_direct = to.is_matrix() && (turned || to.column_step() == 1 || to.columns() == 1);
+  // Rows of the caller's gradient that are no runs go down: across, they would need more work than was counted.
+  const bool is_turned_matrix = to.input_step == 1 && to.inputs > 1, turned = is_turned_matrix || right.column != 1;
+  const bool is_row_matrix = to.column_step() == 1 || to.columns() == 1;
+  const bool is_direct = to.is_matrix() && (turned ? is_turned_matrix : is_row_matrix);
   const Batch &down = turned ? right : left, &across = turned ? left : right;
   gemm::Product p;
   p.m = turned ? to.columns() : to.inputs;
@@ -410,6 +426,20 @@ Head Attention::head_of(const Job& job, const Plan& plan, size_t b, size_t h) co
   return head;
 }
 
+// What head i of all will read, in that order; nothing where the caches hold all heads.
+Coming Attention::coming_of(const Job& job, const Plan& plan, size_t i) const {
+  const size_t b = i / heads_, h = i % heads_, keys = key_columns(), values = value_columns();
+  Coming coming;
+  if (i == job.batch * heads_ || job.batch * (t_ + s_) * (keys + values) < kNear) return coming;
+  coming.add(plan.rows.k + b * s_ * keys + h * key_width_, keys, s_, key_width_);
+  coming.add(plan.rows.v + b * s_ * values + h * value_width_, values, s_, value_width_);
+  coming.add(plan.rows.q + b * t_ * keys + h * key_width_, keys, t_, key_width_);
+  if (!plan.da) return coming;
+  coming.add(plan.da + b * t_ * values + h * value_width_, values, t_, value_width_);
+  coming.add(plan.rows.p + i * kept_each(), kLine, kept_each() / kLine, kLine);
+  return coming;
+}
+
 void Attention::attend(const Job& job, const Plan& plan) const {
   const Kernels& kernels = targets.best();
   const bool is_slow = forward_blocks_.columns == 0;
@@ -422,12 +452,13 @@ void Attention::attend(const Job& job, const Plan& plan) const {
       const size_t b = i / down / heads_, h = i / down % heads_, first = i % down * rows;
       const size_t count = std::min(rows, t_ - first), stats = (b * heads_ + h) * t_;
       const Head head = head_of(job, plan, b, h);
+      const Coming coming = down == 1 ? coming_of(job, plan, i + 1) : Coming();
       float* a = plan.rows.a + b * t_ * row + h * value_width_;
       if (is_slow) {
         ref::forward(head, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats);
       } else {
         float* kept = plan.rows.p ? plan.rows.p + (b * heads_ + h) * kept_each() : nullptr;
-        kernels.forward(head, forward_blocks_, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats,
+        kernels.forward(head, coming, forward_blocks_, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats,
                         kept, reinterpret_cast<float*>(scratch()));
       }
     }
@@ -464,7 +495,8 @@ void Attention::attend_backward(const Job& job, const Plan& plan) const {
       g.extra_dk = plan.extra_dk + i * extra() * key_width_;
       g.extra_dv = plan.extra_dv + i * extra() * value_width_;
       if (plan.rows.p) {
-        kernels.backward_kept(head, g, plan.rows.p + i * kept_each(), reinterpret_cast<float*>(scratch()));
+        const Coming coming = coming_of(job, plan, i + 1);
+        kernels.backward_kept(head, coming, g, plan.rows.p + i * kept_each(), reinterpret_cast<float*>(scratch()));
       } else if (backward_blocks_.columns == 0) {
         ref::backward(head, g);
       } else {

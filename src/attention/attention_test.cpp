@@ -116,6 +116,9 @@ void check_head(const HeadCase& c, uint64_t seed) {
   }
   ref::backward(h, g);
 
+  Coming coming;  // changes no value
+  coming.add(h.k, q_row, c.s, c.key_width);
+  coming.add(h.v, v_row, c.s, c.value_width);
   const auto compare = [&](const char* isa, const char* what, const std::vector<float>& got,
                            const std::vector<float>& want, size_t rows, size_t row, size_t width) {
     for (size_t i = 0; i < rows; ++i)
@@ -133,7 +136,7 @@ void check_head(const HeadCase& c, uint64_t seed) {
     std::vector<float> extra_dk2(extra_dk.size()), extra_dv2(extra_dv.size());
     std::vector<float> work(forward_values(c.blocks, c.key_width, c.value_width), kNan);
     for (size_t first = 0; first < c.t; first += c.blocks.rows)
-      kernels.forward(h, c.blocks, first, std::min(c.blocks.rows, c.t - first), a2.data(), v_row, top2.data(),
+      kernels.forward(h, coming, c.blocks, first, std::min(c.blocks.rows, c.t - first), a2.data(), v_row, top2.data(),
                       inverse2.data(), nullptr, work.data());
     compare(name_of(isa), "a", a2, a, c.t, v_row, c.value_width);
     kernels.dots(a2.data(), v_row, da.data(), v_row, c.t, c.value_width, dots2.data());
@@ -178,11 +181,11 @@ void check_head(const HeadCase& c, uint64_t seed) {
       k2 = k;
       v2 = v;
       work.assign(forward_values(whole, c.key_width, c.value_width), kNan);
-      kernels.forward(h, whole, 0, c.t, a2.data(), v_row, top2.data(), inverse2.data(), p.data(), work.data());
+      kernels.forward(h, coming, whole, 0, c.t, a2.data(), v_row, top2.data(), inverse2.data(), p.data(), work.data());
       compare(name_of(isa), "a", a2, a, c.t, v_row, c.value_width);
       g2.top = g2.inverse = g2.dots = nullptr;
       work.assign(kept_backward_values(c.t, whole.columns, c.key_width, c.value_width), kNan);
-      kernels.backward_kept(h2, g2, p.data(), work.data());
+      kernels.backward_kept(h2, coming, g2, p.data(), work.data());
       compare_gradients();
     }
     for (size_t i = 0; i < c.t; ++i)  // what lies between the rows is nobody's
@@ -618,6 +621,39 @@ TEST(attention_gradients_accumulate_alias_and_are_left_out) {
   for (size_t i = 0; i < Numbers::kTensors; ++i)
     for (size_t l = 0; l < first[i].size(); ++l)
       CHECK(layer.gradients[i][l] == (i == 9 ? first[i][l] : 3.0f), "tensor %zu [%zu]", i, l);
+}
+
+// Products that share packed operands between threads: however the gradient lies, the reported work is enough.
+TEST(attention_output_gradient_with_gaps_needs_no_more_work) {
+  const size_t before = obn_get_num_threads();
+  obn_set_num_threads(4);
+  const Shape n = {8, 128, 2, 2, 8, 256, 4, 4, 4, 544};
+  Extras e;
+  Random random(7);
+  Numbers x = numbers_of(n, &random);
+  Layer layer(n, e, x, BNNSDataLayout3DFirstMajor, false);
+  layer.dy = random.values(n.batch * n.t * n.outputs);
+  CHECK(layer.apply_backward() == 0, "%s", obn_last_error());
+  const std::vector<float> want = layer.gradients[6];
+  std::vector<float> spread(2 * layer.dy.size(), kNan);
+  for (size_t i = 0; i < layer.dy.size(); ++i) spread[2 * i] = layer.dy[i];
+  layer.dy.swap(spread);
+  BNNSNDArrayDescriptor& dy = layer.deltas[3].target_desc;
+  dy.stride[0] = 2;
+  dy.stride[1] = 2 * n.outputs;
+  dy.stride[2] = 2 * n.t * n.outputs;
+  size_t size = 0;
+  CHECK(layer.apply_backward(0, nullptr, &size) == 0 && size > 0, "%s", obn_last_error());
+  constexpr size_t kGuard = size_t{4} << 20;
+  std::vector<std::byte> work(size + kGuard, std::byte{7});
+  CHECK(layer.apply_backward(0, nullptr, &size, work.data()) == 0, "%s", obn_last_error());
+  const size_t untouched = static_cast<size_t>(std::count(work.begin() + static_cast<ptrdiff_t>(size), work.end(),
+                                                        std::byte{7}));
+  CHECK(untouched == kGuard, "%zu bytes behind the work were written", kGuard - untouched);
+  for (size_t i = 0; i < want.size(); ++i)
+    CHECK(is_close(layer.gradients[6][i], want[i], 16.0), "[%zu] %g want %g", i,
+          static_cast<double>(layer.gradients[6][i]), static_cast<double>(want[i]));
+  obn_set_num_threads(before);
 }
 
 TEST(attention_dropout_is_the_same_in_both_passes) {

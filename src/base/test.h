@@ -1,11 +1,14 @@
 // The C++ tests: a function per case, registered by name, and one check that says where and what.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
+#include <vector>
 
 #include "base/cpu.h"
 #include "openbnns/bnns.h"
@@ -35,6 +38,7 @@ struct Random {
   size_t below(size_t n) { return next() % n; }
   size_t between(size_t low, size_t high) { return low + below(high - low + 1); }
   bool coin() { return next() & 1; }
+  double value() { return static_cast<double>(below(1 << 20)) / (1 << 19) - 1.0; }  // in [-1, 1)
 };
 
 // A caller's memory that counts: blocks taken, blocks given back, and how many it still has to give.
@@ -64,6 +68,40 @@ struct Memory {
 namespace obn {
 
 inline constexpr Isa kIsas[] = {Isa::portable, Isa::avx2, Isa::avx512};
+
+namespace test {
+
+// The targets this machine can run, each once.
+template <class Kernels>
+struct Target {
+  const char* name;
+  const Kernels* kernels;
+};
+template <class Kernels>
+std::vector<Target<Kernels>> all_targets(const Targets<Kernels>& targets) {
+  std::vector<Target<Kernels>> all;
+  for (Isa isa : kIsas)
+    if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
+      all.push_back({name_of(isa), &targets.at(isa)});
+  return all;
+}
+
+}  // namespace test
+
+// Descriptors without strides.
+inline BNNSNDArrayDescriptor array_of(BNNSDataLayout layout, std::initializer_list<size_t> size, void* data,
+                                      BNNSDataType type = BNNSDataTypeFloat32) {
+  BNNSNDArrayDescriptor d = {};
+  d.layout = layout;
+  std::copy(size.begin(), size.end(), d.size);
+  d.data_type = type;
+  d.data = data;
+  return d;
+}
+inline BNNSNDArrayDescriptor vector_of(size_t n, BNNSDataType type = BNNSDataTypeFloat32, void* data = nullptr) {
+  return array_of(BNNSDataLayoutVector, {n}, data, type);
+}
+inline BNNSNDArrayDescriptor vector_of(size_t n, void* data) { return vector_of(n, BNNSDataTypeFloat32, data); }
 
 // Whether the last failure's sentence begins so.
 inline bool failed_with(const char* start) { return std::strncmp(obn_last_error(), start, std::strlen(start)) == 0; }

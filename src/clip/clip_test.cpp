@@ -28,16 +28,6 @@ struct Random : test::Random {
 
 bool is_close(double got, double want) { return std::fabs(got - want) <= 1e-6 * (1e-6 + std::fabs(want)); }
 
-BNNSNDArrayDescriptor array_of(BNNSDataLayout layout, std::initializer_list<size_t> size, void* data,
-                               BNNSDataType type = BNNSDataTypeFloat32) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = layout;
-  std::copy(size.begin(), size.end(), d.size);
-  d.data_type = type;
-  d.data = data;
-  return d;
-}
-
 void check_values(const char* what, const float* got, std::initializer_list<double> want) {
   size_t i = 0;
   for (double v : want) {

@@ -25,17 +25,8 @@ struct Random : ::obn::test::Random {
   float real() { return static_cast<float>(between(-100000, 100000)) * 1e-5f; }
 };
 
-struct Target {
-  const char* name;
-  const Kernels* kernels;
-};
-
-std::vector<Target> all_targets() {
-  std::vector<Target> list = {{name_of(Isa::portable), targets.portable}};
-  if (targets.avx2 && has_isa(Isa::avx2)) list.push_back({name_of(Isa::avx2), targets.avx2});
-  if (targets.avx512 && has_isa(Isa::avx512)) list.push_back({name_of(Isa::avx512), targets.avx512});
-  return list;
-}
+using Target = ::obn::test::Target<Kernels>;
+std::vector<Target> all_targets() { return ::obn::test::all_targets(targets); }
 
 // Images with gaps that nobody may touch.
 struct Images {

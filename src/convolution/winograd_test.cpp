@@ -62,19 +62,8 @@ struct Array {
   }
 };
 
-struct Target {
-  const char* name;
-  const winograd::Kernels* kernels;
-};
-
-std::vector<Target> all_targets() {
-  std::vector<Target> all;
-  for (Isa isa : kIsas) {
-    const winograd::Kernels* kernels = &winograd::targets.at(isa);
-    if (has_isa(isa) && (all.empty() || kernels != all.back().kernels)) all.push_back({name_of(isa), kernels});
-  }
-  return all;
-}
+using Target = ::obn::test::Target<winograd::Kernels>;
+std::vector<Target> all_targets() { return ::obn::test::all_targets(winograd::targets); }
 
 // Work memory of exactly the size asked for, aligned, with a canary behind.
 struct Work {

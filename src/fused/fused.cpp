@@ -81,7 +81,7 @@ struct MadeRuns {
               const auto& of = *static_cast<const MadeRuns*>(context);
               of.first.find_run(of.f, n, run, from);
             },
-            this};
+            this, first.is_sum()};
   }
 };
 

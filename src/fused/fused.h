@@ -89,6 +89,7 @@ class ConvolutionFirst {
   static bool makes_runs(const Forward&) { return false; }
   static void make_run(const Forward&, size_t, size_t, float*) {}
   static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
+  static bool is_sum() { return false; }
 
   struct Backward {
     convolution::Gradients g;
@@ -156,6 +157,7 @@ class FullyConnectedFirst {
   static bool makes_runs(const Forward&) { return false; }
   static void make_run(const Forward&, size_t, size_t, float*) {}
   static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
+  static bool is_sum() { return false; }
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
@@ -208,6 +210,7 @@ class ArithmeticFirst {
   bool makes_runs(const Forward& f) const;
   void make_run(const Forward& f, size_t sample, size_t channel, float* z) const;
   void find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const;
+  bool is_sum() const { return plan_.function() == BNNSArithmeticAdd; }
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/memory.h"
 #include "base/pool.h"
@@ -159,21 +160,30 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
 
 // ---- running ----
 
-// What tickets share: a packed once for a row of blocks, where there are several across; b packed once for all, where
-// there are several down and it is not multiplied where it lies.
+// Packed operands that serve several tickets. Every thread packs a for itself and keeps it in its scratch for tickets
+// side by side: fetched from the core that has packed it, a would come no sooner. All share an a that has no room there;
+// and b, where there are several tickets down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
-constexpr size_t kFewestShared = size_t{1} << 14;  // words of a that all would pack else: below, waiting costs more
-constexpr size_t kFewestAgain = size_t{1} << 19;   // the same of b: floats that would be packed more than once
+constexpr size_t kFewestAgain = size_t{1} << 19;  // floats of b packed more than once: below, waiting costs more
 constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
 bool can_share(size_t words) { return words <= kMostShared / sizeof(float); }
+bool has_room(size_t words) { return words <= kScratchBytes / sizeof(float); }
 size_t words_of(size_t lines, const Product& p, size_t word_values) { return lines * divide_up(p.k, word_values); }
 
 struct Shared {
   float* a = nullptr;  // NULL: not shared
   float* b = nullptr;
 };
+
+// Which rows of a, packed, lie in a thread's scratch. Between two tickets of a run it holds nothing else.
+struct Held {
+  uint64_t run;  // number of the run; 0: none
+  size_t down;
+};
+thread_local Held held = {};
+std::atomic<uint64_t> runs{0};
 
 // The packed way of one product.
 struct PackedRun {
@@ -188,17 +198,20 @@ struct PackedRun {
     const size_t full = cut.down - 1;
     return full * a_block(cut.rows) + a_block(p.m - full * cut.rows);
   }
-  Shared shared(float* work) const {
-    const bool is_float = packing.word_values == 1;
+  size_t before_a() const { return round_up(steps.depth * packing.tile_columns, kLine); }  // in scratch
+  bool reuses_a() const {
     const bool widens_b = is_b_widened(p, cut.rows, packing.tile_rows);
-    const bool packs_a = !is_float || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
-    const bool packs_b = !is_float || !is_b_in_place(p);
-    const size_t words_of_a = words_of(p.m, p, packing.word_values);
+    const bool packs_a = packing.word_values > 1 || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
+    return packs_a && cut.across > 1;
+  }
+  bool keeps_a() const { return reuses_a() && has_room(before_a() + a_block(cut.rows)); }
+
+  Shared shared(float* work) const {
+    const bool is_float = packing.word_values == 1, packs_b = !is_float || !is_b_in_place(p);
     const size_t words_of_b = words_of(p.n, p, packing.word_values);
-    const bool a_pays = cut.across * words_of_a >= kFewestShared;
     const bool b_pays = cut.down > 1 && (!is_float || (cut.down - 1) * words_of_b >= kFewestAgain);
     Shared found;
-    if (work && cut.across > 1 && packs_a && a_pays && can_share(words_of_a)) found.a = work;
+    if (work && reuses_a() && !keeps_a() && can_share(words_of(p.m, p, packing.word_values))) found.a = work;
     if (work && b_pays && packs_b && can_share(words_of_b))
       found.b = found.a ? work + all_of_a() : work;
     return found;
@@ -230,11 +243,24 @@ struct PackedRun {
     });
   }
 
+  const float* kept_a(uint64_t number, size_t down) const {
+    float* to = reinterpret_cast<float*>(scratch()) + before_a();
+    if (held.run == number && held.down == down) return to;
+    const Block block = cut.block(p, down * cut.across);
+    for (size_t first = 0; first < steps.all; first += steps.depth)
+      packing.pack_a(p, block.row, block.rows, first, std::min(steps.depth, steps.all - first), 0, 1,
+                     to + first * round_up(block.rows, packing.row_unit));
+    held = {number, down};
+    return to;
+  }
+
   void run(float* work) const {
     const Shared packed = shared(work);
+    const uint64_t number = keeps_a() ? runs.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
     pack(packed);
     parallel(cut.down * cut.across, threads, [&](size_t ticket) {
-      const float* a = packed.a ? packed.a + ticket / cut.across * a_block(cut.rows) : nullptr;
+      const size_t down = ticket / cut.across;
+      const float* a = packed.a ? packed.a + down * a_block(cut.rows) : number ? kept_a(number, down) : nullptr;
       packing.packed(p, cut.block(p, ticket), a, packed.b, reinterpret_cast<float*>(scratch()));
     });
   }
@@ -368,7 +394,9 @@ size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
   const bool is_float = word_values == 1;
   const size_t steps = Steps(p.k, word_values, is_float ? 1 : kUnit).all, rows = is_float ? p.m : round_up(p.m, kUnit);
   size_t words = 0;
-  if (p.n > kNarrowestTile && can_share(words_of(p.m, p, word_values)))  // narrower products are not cut across
+  const bool keeps_a = has_room(rows * steps + kLine + kDepth * kWidestTile + kLine);
+  // Products narrower than a tile are not cut across.
+  if (p.n > kNarrowestTile && !keeps_a && can_share(words_of(p.m, p, word_values)))
     words += rows * steps + divide_up(p.m, kLowestBlock) * kLine;
   if (p.m > kLowestBlock && packs_b && can_share(words_of(p.n, p, word_values)))
     words += round_up(p.n, kWidestTile) * steps;

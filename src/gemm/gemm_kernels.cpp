@@ -177,7 +177,8 @@ OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_
   }
 }
 
-// Runs along the lines.
+// Runs along the lines. What lies a few steps of k ahead is fetched: no run is long enough for the hardware to follow.
+constexpr size_t kStepsAhead = 24;
 template <class Type>
 OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, size_t lines, size_t width, size_t depth,
                               float* to) {
@@ -185,9 +186,12 @@ OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, siz
   const size_t reach = step >= vectors * kLanes ? depth - 1 : 0;  // steps whose memory can be read to whole vectors
   size_t p = 0;
   if (lines == width) {
-    for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p)
+    for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p) {
+      __builtin_prefetch(from + (p + kStepsAhead) * step);
+      __builtin_prefetch(from + (p + kStepsAhead) * step + width - 1);
       for (size_t g = 0; g < vectors; ++g)
         store(to + p * width + g * kLanes, Type::whole(from + p * step + g * kLanes));
+    }
   }
   for (; p < depth; ++p) {
     for (size_t g = 0; g < vectors; ++g) {
@@ -320,17 +324,23 @@ struct Strip {
   const float* b;  // packed, or NULL: not yet
   float* copy;     // (depth, kTileColumns)
   float* rows;     // for a panel of a that is converted: kTileRows rows; NULL: a is float32
-  bool is_last;
+  const float* next;  // b of the strip that comes next, packed or where it lies; NULL: there is none, or it is packed
+                      // only then
 };
 
-// What the tile of row panel r fetches for those to come. The second and third fetch the lines of the next columns of
-// b, one per step of k: a panel all alone fetches nothing, as rows of b a power of two apart would throw each other out
-// of the first-level cache.
-void fetch_b(const Strip& s, const float* next, size_t step, size_t r, Tile* t) {
+// What the tile of row panel r fetches for the next strip: b, one line per step of k, from the second panel on. A panel
+// all alone fetches nothing, as rows of b a power of two apart would throw each other out of the first-level cache.
+void fetch_next(const Strip& s, size_t r, Tile* t) {
   constexpr size_t kLine = 16;  // floats
-  const bool fetches = !s.is_last && r > 0 && (r - 1) * kLine < kTileColumns;
-  t->ahead = fetches ? next + (r - 1) * kLine : nullptr;
-  t->ahead_step = fetches ? step : 0;
+  const Operand& b = s.product.b;
+  const bool by_columns = !s.b && !is_b_in_place(s.product);  // which are runs
+  const size_t lines = by_columns ? s.depth / kLine + 1 : s.depth;
+  const size_t columns = by_columns ? s.depth / lines : kLine, first = (r - 1) * columns;
+  const bool fetches = s.next && r > 0 && first < kTileColumns;
+  t->ahead = fetches ? s.next + first * (by_columns ? b.column : 1) : nullptr;
+  t->ahead_step = !fetches ? 0 : by_columns ? kLine : s.b ? kTileColumns : b.row;
+  t->ahead_run = lines;
+  t->ahead_jump = fetches && by_columns ? b.column - lines * kLine : 0;
 }
 
 // Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
@@ -371,8 +381,7 @@ void multiply_strip(const Strip& s) {
     t.a_step = s.a ? rows : p.a.column;
     t.b = s.b ? s.b : s.copy;
     t.b_step = kTileColumns;
-    if (s.b) fetch_b(s, s.b + s.depth * kTileColumns, kTileColumns, r, &t);
-    if (b_in_place) fetch_b(s, b + kTileColumns, p.b.row, r, &t);
+    fetch_next(s, r, &t);
     if (b_in_place && r == 0) {  // reads b where it lies
       t.b = b;
       t.b_step = p.b.row;
@@ -396,6 +405,11 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1 && !widens;
   const bool a_in_place = is_a_in_place(p, block.columns, kTileColumns) && !widens;
   float* own_a = packed_a || converts || a_in_place ? nullptr : behind;
+  const bool has_columns = p.b.type == BNNSDataTypeFloat32 && p.b.row == 1;
+  const auto b_at = [&](size_t first, size_t column) -> const float* {
+    if (packed_b) return packed_b + first * width + column * least(depth, p.k - first);
+    return is_b_in_place(p) || has_columns ? floats(p.b, first, column) : nullptr;
+  };
   for (size_t first = 0; first < p.k; first += depth) {
     const size_t steps = least(depth, p.k - first);
     if (own_a) pack_a(p, block.row, block.rows, first, steps, 0, 1, own_a);
@@ -403,9 +417,12 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns) {
-        const float* b = packed_b ? packed_b + first * width + j * steps : nullptr;
-        const Strip strip = {p, block, j, least(kTileColumns, end - j), first, steps, a, b, copy,
-                             converts ? behind : nullptr, j + kTileColumns >= end};
+        const float* next = j + kTileColumns < end ? b_at(first, j + kTileColumns)
+                            : first + steps < p.k  ? b_at(first + steps, block.column)
+                            : end < p.n            ? b_at(0, end)  // likely the same thread's next block
+                                                   : nullptr;
+        const Strip strip = {p, block, j, least(kTileColumns, end - j), first, steps, a,
+                             packed_b ? b_at(first, j) : nullptr, copy, converts ? behind : nullptr, next};
         (widens ? multiply_widened : multiply_strip)(strip);
       }
       if (first + steps == p.k) activate(p, block.row, block.rows, from, to - from);

@@ -36,17 +36,17 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
   return p.b.type != BNNSDataTypeFloat32 && p.b.column == 1 && rows <= tile_rows;
 }
 
-// The same for a: when a block has too few columns to pay for packing. Rows that lie multiples of half a page apart
-// would throw each other out of the first-level cache. A turned a has the rows of a panel side by side, as good as
-// packed where a panel takes most of a cache line, as those of AVX-512 do.
+// The same for a: when a block has too few columns to pay for packing. A turned a has the rows of a panel side by side,
+// as good as packed where a panel takes most of a cache line, as those of AVX-512 do. Runs that lie multiples of half a
+// page apart would throw each other out of the first-level cache.
 inline constexpr size_t kFewColumns = 512, kHalfPage = 2048;  // bytes
 [[gnu::always_inline]] inline bool is_a_in_place(const Product& p, size_t columns, size_t tile_columns) {
   if (p.a.type != BNNSDataTypeFloat32) return false;
   if (columns <= tile_columns && !is_b_in_place(p)) return true;
   constexpr size_t kWideTile = 32;  // columns; as many rows as registers allow go with them
-  const bool has_rows = p.a.column == 1 && p.a.row * sizeof(float) % kHalfPage != 0;
-  const bool has_panels = p.a.row == 1 && tile_columns >= kWideTile;
-  return columns <= kFewColumns && (has_rows || has_panels);
+  const bool has_rows = p.a.column == 1, has_panels = p.a.row == 1 && tile_columns >= kWideTile;
+  const size_t apart = has_rows ? p.a.row : p.a.column;
+  return columns <= kFewColumns && (has_rows || has_panels) && apart * sizeof(float) % kHalfPage != 0;
 }
 
 // The same for an a that is read as pairs of bfloat16: whole, aligned words.

@@ -658,7 +658,7 @@ TEST(gemm_same_bits_for_any_number_of_threads) {
   };
   for (Size size : {Size{200, 180, 700}, Size{32, 10, 1568}, Size{64, 64, 64}, Size{100, 96, 70}, Size{1, 3000, 200},
                     Size{3000, 1, 200}, Size{14, 900, 600}, Size{900, 14, 600}, Size{40, 40, 9000}, Size{1, 1, 9000},
-                    Size{300, 10, 300}, Size{300, 20, 300}})
+                    Size{300, 10, 300}, Size{300, 20, 300}, Size{300, 700, 600}, Size{130, 70, 9000}})
     for (Order a : {Order::rows, Order::columns})
       for (Order b : {Order::rows, Order::columns}) {
         Setting s(size.m, size.n, size.k, {.a = a, .b = b, .alpha = 0.3f, .accumulate = true}, random);

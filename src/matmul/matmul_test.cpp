@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "base/memory.h"
-#include "base/test.h"
-#include "base/types.h"
+#include "base/test_array.h"
 #include "openbnns/openbnns.h"
 
 namespace obn::matmul {
@@ -24,75 +23,33 @@ struct Random : ::obn::test::Random {
 
 // ---- arrays ----
 
-// A tensor over a batch with memory around its values that nobody may touch. Sizes are those of the descriptor.
-struct Array {
-  BNNSNDArrayDescriptor descriptor = {};
-  View view;
-  size_t batch = 1, step = 0;
-  std::vector<std::byte> bytes;
-
+// Sizes are those of the descriptor.
+struct Array : ::obn::test::PlacedArray {
+  using PlacedArray::PlacedArray;
   Array(BNNSDataLayout layout, std::initializer_list<size_t> sizes, size_t batch = 1,
         BNNSDataType type = BNNSDataTypeFloat32, std::initializer_list<size_t> strides = {}, size_t gap = 0)
-      : batch(batch) {
-    descriptor.layout = layout;
-    std::copy(sizes.begin(), sizes.end(), descriptor.size);
-    std::copy(strides.begin(), strides.end(), descriptor.stride);
-    descriptor.data_type = type;
-    CHECK(read_view(descriptor, Access::read, "array", &view) == 0, "%s", obn_last_error());
-    step = view.packed_batch + gap;
-    bytes.assign(((batch - 1) * step + view.span + 8) * bytes_of(type), std::byte{0x3c});
-    descriptor.data = bytes.data();
-  }
-  Array(const Array& other) { *this = other; }
-  Array& operator=(const Array& other) {
-    descriptor = other.descriptor;
-    view = other.view;
-    batch = other.batch;
-    step = other.step;
-    bytes = other.bytes;
-    descriptor.data = bytes.data();
-    return *this;
+      : PlacedArray(descriptor_of(layout, sizes, type, strides), batch, gap) {}
+  static BNNSNDArrayDescriptor descriptor_of(BNNSDataLayout layout, std::initializer_list<size_t> sizes,
+                                             BNNSDataType type, std::initializer_list<size_t> strides) {
+    BNNSNDArrayDescriptor d = array_of(layout, sizes, nullptr, type);
+    std::copy(strides.begin(), strides.end(), d.stride);
+    return d;
   }
 
-  Values values() const { return {bytes.data(), view.type, view.scale, view.bias, nullptr, BNNSDataTypeFloat32}; }
-  size_t offset(size_t sample, size_t index) const {  // index counts values, fastest axis first
-    size_t at = sample * step;
-    for (size_t k = 0; k < view.rank; ++k) {
-      at += index % view.extent[k] * view.stride[k];
-      index /= view.extent[k];
-    }
-    return at;
-  }
-  double get(size_t sample, size_t index) const {
-    double value;
-    activation::ref::get_reals(values(), offset(sample, index), 1, 1, &value);
-    return value;
-  }
-  void set(size_t sample, size_t index, double value) {
-    activation::ref::put_reals(values(), offset(sample, index), 1, 1, &value);
-  }
   Array& fill(Random& random) {
-    for (size_t n = 0; n < batch; ++n)
-      for (size_t i = 0; i < view.count; ++i) set(n, i, is_float(view.type) ? random.value() : 100.0 * random.value());
+    PlacedArray::fill(random, 0.0, is_float(view.type) ? 1.0 : 100.0);
     return *this;
   }
   Array& fill(std::initializer_list<double> numbers) {
-    size_t i = 0;
-    for (double number : numbers) {
-      set(i / view.count, i % view.count, number);
-      ++i;
-    }
+    PlacedArray::fill(numbers);
     return *this;
   }
   bool holds(std::initializer_list<double> numbers) const {
     size_t i = 0;
-    for (double number : numbers) {
-      if (get(i / view.count, i % view.count) != number) return false;
-      ++i;
-    }
-    return i == batch * view.count;
+    for (double number : numbers)
+      if (get(i++) != number) return false;
+    return i == count();
   }
-  void* data() { return bytes.data(); }
 };
 
 constexpr auto kMatrix = BNNSDataLayoutRowMajorMatrix;  // size: columns, rows
@@ -334,17 +291,12 @@ size_t extent_of(char letter) { return 2 + static_cast<size_t>(letter - 'a') % 5
 
 // An array whose axes are the letters, first one slowest; without letters a single value.
 Array array_for(const std::string& letters, size_t batch, BNNSDataType type, bool has_gaps) {
-  Array array(BNNSDataLayoutVector, {1}, batch, type);
-  if (letters.empty()) return array;
-  BNNSNDArrayDescriptor& d = array.descriptor;
+  BNNSNDArrayDescriptor d = vector_of(1, type);
+  if (letters.empty()) return Array(d, batch);
   d.layout = kLayouts[letters.size() - 1];
   for (size_t k = 0; k < letters.size(); ++k) d.size[k] = extent_of(letters[k]);
   if (has_gaps) d.stride[0] = 2;
-  CHECK(read_view(d, Access::write, "array", &array.view) == 0, "%s", obn_last_error());
-  array.step = array.view.packed_batch + (has_gaps ? 5 : 0);
-  array.bytes.assign(((batch - 1) * array.step + array.view.span + 8) * bytes_of(type), std::byte{0x3c});
-  d.data = array.bytes.data();
-  return array;
+  return Array(d, batch, has_gaps ? 5 : 0);
 }
 
 // Which value of an array, fastest axis first, belongs to values of the letters.
@@ -464,24 +416,28 @@ void check_layer(const char* text, size_t batch, const Types& types, bool has_ga
   const Array c_before = c, da_before = da, db_before = db;
   int status;
   if (takes_two) {
-    CHECK(BNNSFilterApplyBatch(filter, batch, a.data(), a.step, c.data(), c.step) != 0, "one input taken");
-    status = BNNSFilterApplyTwoInputBatch(filter, batch, a.data(), a.step, b.data(), b.step, c.data(), c.step);
+    CHECK(BNNSFilterApplyBatch(filter, batch, a.data(), a.batch_stride, c.data(), c.batch_stride) != 0,
+          "one input taken");
+    status = BNNSFilterApplyTwoInputBatch(filter, batch, a.data(), a.batch_stride, b.data(), b.batch_stride, c.data(),
+                                          c.batch_stride);
   } else {
     Array& x = weights == kA ? b : a;
     CHECK(BNNSFilterApplyTwoInputBatch(filter, batch, x.data(), 0, x.data(), 0, c.data(), 0) != 0, "two inputs taken");
-    status = BNNSFilterApplyBatch(filter, batch, x.data(), x.step, c.data(), c.step);
+    status = BNNSFilterApplyBatch(filter, batch, x.data(), x.batch_stride, c.data(), c.batch_stride);
   }
   CHECK(status == 0, "\"%s\": %s", text, obn_last_error());
   check_array(c, c_before, of_c, "output", text);
 
   if (takes_two) {
-    status = BNNSFilterApplyBackwardTwoInputBatch(filter, batch, a.data(), a.step, &da.descriptor, da.step, b.data(),
-                                                  b.step, &db.descriptor, db.step, nullptr, 0, &dc.descriptor, dc.step,
+    status = BNNSFilterApplyBackwardTwoInputBatch(filter, batch, a.data(), a.batch_stride, &da.descriptor,
+                                                  da.batch_stride, b.data(), b.batch_stride, &db.descriptor,
+                                                  db.batch_stride, nullptr, 0, &dc.descriptor, dc.batch_stride,
                                                   nullptr, nullptr);
   } else {
     Array &x = weights == kA ? b : a, &dx = weights == kA ? db : da, &dw = weights == kA ? da : db;
-    status = BNNSFilterApplyBackwardBatch(filter, batch, x.data(), x.step, &dx.descriptor, dx.step, nullptr, 0,
-                                          &dc.descriptor, dc.step, weights == SIZE_MAX ? nullptr : &dw.descriptor,
+    status = BNNSFilterApplyBackwardBatch(filter, batch, x.data(), x.batch_stride, &dx.descriptor, dx.batch_stride,
+                                          nullptr, 0, &dc.descriptor, dc.batch_stride,
+                                          weights == SIZE_MAX ? nullptr : &dw.descriptor,
                                           nullptr);
   }
   CHECK(status == 0, "\"%s\": %s", text, obn_last_error());

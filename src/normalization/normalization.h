@@ -90,6 +90,7 @@ struct Forward {
   const float* fetch[2] = {};             // (length) each: brought near meanwhile, for whoever comes next; or NULL
   Runs next;                              // of the same shape: their moments are gathered on the way
   RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
+  Runs next2, made;                       // made is given: the moments are those of next + next2, which is put there
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
@@ -278,11 +279,13 @@ void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, cons
 // The running statistics after a training call whose groups had these means and population variances.
 void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances);
 
-// Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be fetched beforehand.
+// Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be found beforehand: they are
+// fetched, or added up by kernels where x is their sum.
 struct RunSource {
   void (*make)(void* context, size_t n, size_t run, float* x);
   void (*find)(void* context, size_t n, size_t run, const float* (&from)[2]);
   void* context;
+  bool is_sum = false;
 };
 // For a training call whose state has no copy: x is made and written to `kept`, packed float32, and y from it, group
 // by group while it is near. No run is made from where y of another one lies.

@@ -164,6 +164,29 @@ struct Gathered {
   [[gnu::always_inline]] F second_sum() const { return (second[0] + second[1]) + (second[2] + second[3]); }
 };
 
+// A sum of two that is put down on its way into the moments of a block.
+struct Summed {
+  const float *a, *b;
+  float* to;
+
+  [[gnu::always_inline]] F at(size_t i, size_t n) const { return load_part(a + i, n) + load_part(b + i, n); }
+  [[gnu::always_inline]] void wide(size_t i, Gathered* gathered) const {
+    F v[4];
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) {
+      v[j] = at(i + j * kLanes, kLanes);
+      gathered->add(j, v[j]);
+    }
+#pragma GCC unroll 4
+    for (size_t j = 0; j < 4; ++j) store(to + i + j * kLanes, v[j]);
+  }
+  // Values i … length - 1, for whoever reads them there.
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
+    for (; i + kLanes <= length; i += kLanes) store(to + i, at(i, kLanes));
+    if (i < length) store_first(to + i, at(i, length - i), length - i);
+  }
+};
+
 // Moments of a block take one pass, about the mean of its beginning. Where that turns out to be far from the mean of
 // all, compared with how the values spread, digits would be lost: then two passes follow.
 OBN_INLINE size_t beginning_of(size_t length) { return length < kWide ? length : kWide; }
@@ -314,7 +337,7 @@ OBN_INLINE size_t begin_output(const Output<copies, streams, Parameters>& output
 // Streams are written both or not at all.
 OBN_INLINE bool can_stream(const float* y, const float* copy) { return !copy || is_aligned(copy + head_of(y)); }
 
-template <bool copies, bool streams>
+template <bool copies, bool streams, bool sums>
 OBN_INLINE void channels_forward(const Forward& job) {
   const size_t length = job.length, ahead = ahead_in(job.next, length);
   for (size_t k = 0; k < job.count; ++k) {
@@ -329,16 +352,25 @@ OBN_INLINE void channels_forward(const Forward& job) {
     Moments all;
     for (size_t block = 0; job.next_moments && block < length; block += kBlock) {
       const size_t n = block + kBlock < length ? kBlock : length - block;
-      Gathered next = gather_about(job.next.data + k * job.next.step + block, n);
+      const float* from = job.next.data + k * job.next.step + block;
+      const Summed summed = {from, sums ? job.next2.data + k * job.next2.step + block : nullptr,
+                             sums ? job.made.data + k * job.made.step + block : nullptr};
+      if (sums) summed.rest(0, beginning_of(n));
+      Gathered next = gather_about(sums ? summed.to : from, n);
+      const auto gather = [&](size_t i) __attribute__((always_inline)) {
+        if (sums) return summed.wide(i, &next);
+        next.wide(i, ahead);
+      };
       size_t i = 0;
       if (o > 0 && n >= kWide) {
-        next.wide(0, ahead);
+        gather(0);
         i = kWide;
       }
       for (; i + kWide <= n && o + kWide <= length; i += kWide, o += kWide) {
-        next.wide(i, ahead);
+        gather(i);
         output.wide(o);
       }
+      if (sums) summed.rest(i, n);
       next.rest(i, n);
       add(moments_of(next, n), &all);
     }
@@ -353,7 +385,9 @@ void channel_forward(const Forward& job) {
     streams_all = can_stream(job.y.data + k * job.y.step, job.copy.data + k * job.copy.step);
   choose(job.copy.data != nullptr, [&](auto copies) {
     choose(streams_all, [&](auto streams) {
-      channels_forward<decltype(copies)::yes, decltype(streams)::yes>(job);
+      choose(job.made.data != nullptr, [&](auto sums) {
+        channels_forward<decltype(copies)::yes, decltype(streams)::yes, decltype(sums)::yes>(job);
+      });
     });
   });
 }

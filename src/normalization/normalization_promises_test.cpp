@@ -253,7 +253,7 @@ TEST(normalization_input_gradient_may_take_the_place_of_grad_output) {
       Random random{54};
       Layer layer(s, random);
       CHECK(layer.apply() == 0 && layer.apply_backward() == 0, "%s", obn_last_error());
-      BNNSNDArrayDescriptor dy = layer.dy.gradient();
+      BNNSNDArrayDescriptor dy = layer.dy.with_data();
       CHECK(BNNSNormalizationFilterApplyBackwardBatch(layer.filter, s.n, &dy, 0, nullptr, 0, &dy, 0, nullptr,
                                                       nullptr) == 0, "%s", obn_last_error());
       for (size_t i = 0; i < layer.dx.count(); ++i)
@@ -388,7 +388,7 @@ TEST(normalization_borrowing_is_refused_where_it_cannot_be) {
   CHECK(layer.apply() == 0, "%s", obn_last_error());
   refused(obn_filter_set_borrow_input(layer.filter, 0), "filter");
   CHECK(obn_filter_set_borrow_input(layer.filter, 1) == 0, "nothing changes: %s", obn_last_error());
-  BNNSNDArrayDescriptor dx = layer.dx.gradient(), dy = layer.dy.gradient(), sum = layer.dbeta.gradient();
+  BNNSNDArrayDescriptor dx = layer.dx.with_data(), dy = layer.dy.with_data(), sum = layer.dbeta.with_data();
   dx.data = layer.x.data();
   sum.data = layer.x.data();
   refused(BNNSNormalizationFilterApplyBackwardBatch(layer.filter, s.n, &dx, 0, nullptr, 0, &dy, 0, nullptr, nullptr),
@@ -525,7 +525,7 @@ TEST(normalization_failing_calls_leave_outputs_alone) {
   CHECK(layer.apply_backward() == -1, "another batch size");
   untouched("another batch size");
   layer.s.n = 3;
-  BNNSNDArrayDescriptor dx = layer.dx.gradient(), dy = layer.dy.gradient(), db = layer.dbeta.gradient();
+  BNNSNDArrayDescriptor dx = layer.dx.with_data(), dy = layer.dy.with_data(), db = layer.dbeta.with_data();
   const auto backward = [&](BNNSNDArrayDescriptor* dx_d, const void* y, BNNSNDArrayDescriptor* dy_d,
                             BNNSNDArrayDescriptor* db_d, BNNSNDArrayDescriptor* dg_d) {
     return BNNSNormalizationFilterApplyBackwardBatch(filter, 3, dx_d, 0, y, 0, dy_d, 0, db_d, dg_d);

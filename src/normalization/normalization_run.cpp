@@ -354,22 +354,32 @@ class ForwardCall {
     return span.samples > 1 ? RunPlace{k, run} : RunPlace{span.n, run + k};
   }
 
-  void make_run(const Span& span, size_t k, float* stage, RunMoments* moments) const {
+  void make_run(const Span& span, size_t k, float* x, RunMoments* moments) const {
     const RunPlace place = run_at(span, k);
-    float* x = stage + k * plan_.length;
     source_->make(source_->context, place.n, place.run, x);
     plan_.kernels->run_moments({x, plan_.length}, 1, plan_.length, moments + k);
   }
+  void find_run(const Span& span, size_t k, const float* (&from)[2]) const {
+    const RunPlace place = run_at(span, k);
+    source_->find(source_->context, place.n, place.run, from);
+  }
 
-  // Run by run, y of a group is written, then x of the next group is made in the place of what was read.
+  // Run by run, y of a group is written and x of the next group made: in a ring of one place more than a group has
+  // runs, so that run k takes the place that run k - 1 has left.
   void made_groups(size_t first, size_t end) const {
     const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
     RunMoments* moments = reinterpret_cast<RunMoments*>(scratch());
-    const size_t values = plan_.group_values(batch_), count = values / plan_.length;
-    float* stage = reinterpret_cast<float*>(scratch()) + kBlock;
-    for (size_t k = 0; k < count; ++k) make_run(span_of(plan_, batch_, first), k, stage, moments);
+    const size_t count = plan_.group_values(batch_) / plan_.length, places = count + 1;
+    const bool adds = source_->is_sum;
+    const auto place_of = [&](size_t g, size_t k) {
+      const size_t begin = (places - (g - first) % places) % places;
+      return reinterpret_cast<float*>(scratch()) + kBlock + (begin + k) % places * plan_.length;
+    };
+    for (size_t k = 0; k < count; ++k) make_run(span_of(plan_, batch_, first), k, place_of(first, k), moments);
     for (size_t g = first; g < end; ++g) {
+      const bool has_next = g + 1 < end;
       const Span span = span_of(plan_, batch_, g), next = span_of(plan_, batch_, std::min(g + 1, end - 1));
+      const Span then = span_of(plan_, batch_, std::min(g + 2, end - 1));
       Moments m;
       for (size_t k = 0; k < count; k += kMomentsTogether)
         add_runs(moments + k, 1, std::min(kMomentsTogether, count - k), plan_.length, &m);
@@ -384,15 +394,26 @@ class ForwardCall {
       job.stream_y = stream_y_;
       job.stream_copy = stream_copy_;
       for (size_t k = 0; k < count; ++k) {
-        const RunPlace place = run_at(span, k), after = run_at(next, k);
-        job.x = {stage + k * plan_.length, 0};
+        const RunPlace place = run_at(span, k);
+        job.x = {place_of(g, k), 0};
         job.y = {address(y_, place.n, place.run * plan_.length), 0};
         job.copy = {address(x_, place.n, place.run * plan_.length), 0};
         job.gamma = &gamma[place.run];
         job.beta = &beta[place.run];
-        if (g + 1 < end) source_->find(source_->context, after.n, after.run, job.fetch);
+        float* made = place_of(g + 1, k);
+        if (has_next && adds) {  // the kernel makes the run, and fetches the one after it
+          const float* from[2];
+          find_run(next, k, from);
+          job.next = {const_cast<float*>(from[0]), 0};
+          job.next2 = {const_cast<float*>(from[1]), 0};
+          job.made = {made, 0};
+          job.next_moments = moments + k;
+          find_run(k + 1 < count ? next : then, k + 1 < count ? k + 1 : 0, job.fetch);
+        } else if (has_next) {
+          find_run(next, k, job.fetch);
+        }
         plan_.kernels->channel_forward(job);
-        if (g + 1 < end) make_run(next, k, stage, moments);
+        if (has_next && !adds) make_run(next, k, made, moments);
       }
     }
   }
@@ -1110,7 +1131,7 @@ void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, cons
 bool takes_source(const Plan& plan, size_t batch, const Tensor& y) {
   const size_t values = plan.group_values(batch);
   return takes_moments(plan) && is_ready(plan, y) && (plan.activation.is_identity() || plan.is_relu) &&
-         values <= kStage && values / plan.length * sizeof(RunMoments) <= kBlock * sizeof(float);
+         values + plan.length <= kStage && values / plan.length * sizeof(RunMoments) <= kBlock * sizeof(float);
 }
 
 void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,

@@ -369,7 +369,7 @@ TEST(normalization_one_running_statistic_is_used_alone) {
   for (bool has_mean : {false, true}) {
     BNNSLayerParametersNormalization p = layer.parameters();
     (has_mean ? p.moving_mean_desc : p.moving_variance_desc) =
-        (has_mean ? layer.moving_mean : layer.moving_variance).gradient();
+        (has_mean ? layer.moving_mean : layer.moving_variance).with_data();
     BNNSFilter filter = BNNSFilterCreateLayerNormalization(s.type, &p, nullptr);
     CHECK(BNNSNormalizationFilterApplyBatch(filter, s.n, layer.x.data(), 0, layer.y.data(), 0, false) == 0, "%s",
           obn_last_error());

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/test.h"
+#include "base/test_array.h"
 #include "normalization/normalization.h"
 #include "openbnns/openbnns.h"
 
@@ -15,79 +15,18 @@ namespace obn::normalization::test {
 
 // ---- numbers and arrays ----
 
-struct Random : ::obn::test::Random {
-  using ::obn::test::Random::Random;
-  double value() { return static_cast<double>(below(1 << 20)) / (1 << 19) - 1.0; }
-};
+using ::obn::test::Random;
 
-// A batch with strides, and memory between the values that nobody may touch.
-struct Array {
-  BNNSNDArrayDescriptor descriptor = {};
-  size_t batch = 1, batch_stride = 0, shift = 0;
-  std::vector<std::byte> bytes;
-
+struct Array : ::obn::test::Array {
   Array() = default;
   // gaps: values between columns, rows, planes, samples; shift: values in front.
   Array(BNNSDataType type, bool is_vector, size_t n, size_t c, size_t h, size_t w, const size_t (&gaps)[4],
         size_t shift = 0)
-      : batch(n), shift(shift) {
-    descriptor.layout = is_vector ? BNNSDataLayoutVector : BNNSDataLayoutImageCHW;
-    descriptor.data_type = type;
-    const size_t size[] = {w, h, c};
-    size_t stride = 1 + gaps[0];
-    for (size_t k = is_vector ? 2 : 0, i = 0; k < 3; ++k, ++i) {
-      descriptor.size[i] = size[k];
-      descriptor.stride[i] = stride;
-      stride = stride * size[k] + (k + 1 < 4 ? gaps[k + 1] : 0);
-    }
-    batch_stride = stride;
-    bytes.assign((shift + batch_stride * n) * bytes_of(type) + 8, std::byte{0x3c});
-  }
+      : ::obn::test::Array(::obn::test::spaced(type, is_vector ? BNNSDataLayoutVector : BNNSDataLayoutImageCHW,
+                                               is_vector ? std::vector{c} : std::vector{w, h, c}, {gaps, gaps + 3}),
+                           n, gaps[3], shift) {}
   static Array of_values(BNNSDataType type, size_t count, size_t gap = 0) {
     return Array(type, true, 1, count, 1, 1, {gap, 0, 0, 0});
-  }
-  size_t rank() const { return descriptor.layout == BNNSDataLayoutVector ? 1 : 3; }
-  size_t count() const {
-    size_t all = batch;
-    for (size_t k = 0; k < rank(); ++k) all *= descriptor.size[k];
-    return all;
-  }
-  void* data() { return bytes.data() + shift * bytes_of(descriptor.data_type); }
-  size_t offset(size_t i) const {
-    size_t at = shift;
-    for (size_t k = 0; k < rank(); ++k) {
-      at += i % descriptor.size[k] * descriptor.stride[k];
-      i /= descriptor.size[k];
-    }
-    return at + i * batch_stride;
-  }
-  activation::ref::Values values() const {
-    return {bytes.data(), descriptor.data_type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32};
-  }
-  double get(size_t i) const {
-    double value;
-    activation::ref::get_reals(values(), offset(i), 1, 1, &value);
-    return value;
-  }
-  void set(size_t i, double value) { activation::ref::put_reals(values(), offset(i), 1, 1, &value); }
-  void fill(Random& random, double mean = 0.0, double scale = 1.0) {
-    for (size_t i = 0; i < count(); ++i) set(i, mean + scale * random.value());
-  }
-  void fill(std::initializer_list<double> numbers) {
-    size_t i = 0;
-    for (double number : numbers) set(i++, number);
-  }
-  template <class Real>
-  std::vector<Real> numbers() const {
-    std::vector<Real> all(count());
-    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<Real>(get(i));
-    return all;
-  }
-  BNNSNDArrayDescriptor gradient(bool accumulate = false) {
-    BNNSNDArrayDescriptor d = descriptor;
-    d.flags = accumulate ? BNNSNDArrayFlagBackpropAccumulate : BNNSNDArrayFlagBackpropSet;
-    d.data = data();
-    return d;
   }
 };
 
@@ -119,17 +58,8 @@ inline void check_close(const Array& got, const Array& before, const std::vector
   CHECK(masked.bytes == before.bytes, "%s on %s: memory between the values was touched", what, on);
 }
 
-struct Target {
-  const char* name;
-  const Kernels* kernels;
-};
-inline std::vector<Target> all_targets() {
-  std::vector<Target> all;
-  for (Isa isa : kIsas)
-    if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
-      all.push_back({name_of(isa), &targets.at(isa)});
-  return all;
-}
+using Target = ::obn::test::Target<Kernels>;
+inline std::vector<Target> all_targets() { return ::obn::test::all_targets(targets); }
 
 // ---- one layer with its arrays ----
 
@@ -209,11 +139,11 @@ struct Layer {
     BNNSLayerParametersNormalization p = {};
     p.i_desc = x.descriptor;
     p.o_desc = y.descriptor;
-    if (s.has_beta) p.beta_desc = beta.gradient();
-    if (s.has_gamma) p.gamma_desc = gamma.gradient();
+    if (s.has_beta) p.beta_desc = beta.with_data();
+    if (s.has_gamma) p.gamma_desc = gamma.with_data();
     if (s.has_moving) {
-      p.moving_mean_desc = moving_mean.gradient();
-      p.moving_variance_desc = moving_variance.gradient();
+      p.moving_mean_desc = moving_mean.with_data();
+      p.moving_variance_desc = moving_variance.with_data();
     }
     p.momentum = s.momentum;
     p.epsilon = s.epsilon;
@@ -231,8 +161,8 @@ struct Layer {
                                              training);
   }
   int apply_backward(bool wants_dx = true, bool wants_dbeta = true, bool wants_dgamma = true) {
-    BNNSNDArrayDescriptor dx_d = dx.gradient(s.accumulate), dy_d = dy.gradient();
-    BNNSNDArrayDescriptor db_d = dbeta.gradient(s.accumulate), dg_d = dgamma.gradient(s.accumulate);
+    BNNSNDArrayDescriptor dx_d = dx.with_data(s.accumulate), dy_d = dy.with_data();
+    BNNSNDArrayDescriptor db_d = dbeta.with_data(s.accumulate), dg_d = dgamma.with_data(s.accumulate);
     return BNNSNormalizationFilterApplyBackwardBatch(
         filter, s.n, wants_dx ? &dx_d : nullptr, dx.batch_stride,
         s.function == BNNSActivationFunctionIdentity ? nullptr : y.data(), y.batch_stride, &dy_d, dy.batch_stride,

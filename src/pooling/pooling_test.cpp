@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/memory.h"
-#include "base/test.h"
+#include "base/test_array.h"
 #include "openbnns/bnns/legacy.h"
 #include "openbnns/openbnns.h"
 
@@ -30,75 +30,24 @@ struct Random : ::obn::test::Random {
 
 // ---- arrays ----
 
-// A batch of images or indices with strides, and memory between them that nobody may touch.
-struct Array {
-  BNNSNDArrayDescriptor descriptor = {};
-  size_t batch = 0;
-  size_t batch_stride = 0;
-  std::vector<std::byte> bytes;
-
+// A batch of images or indices. No guard behind them: sanitizers see what is read beyond.
+struct Array : ::obn::test::PlacedArray {
   Array() = default;
   Array(BNNSDataType type, size_t n, size_t c, size_t h, size_t w, size_t step = 1, size_t row_gap = 0,
         size_t plane_gap = 0, size_t sample_gap = 0)
-      : batch(n) {
-    descriptor.layout = BNNSDataLayoutImageCHW;
-    descriptor.data_type = type;
-    const size_t size[] = {w, h, c}, stride[] = {step, step * w + row_gap, (step * w + row_gap) * h + plane_gap};
-    std::copy_n(size, 3, descriptor.size);
-    std::copy_n(stride, 3, descriptor.stride);
-    batch_stride = stride[2] * c + sample_gap;
-    bytes.assign(batch_stride * n * bytes_of(type), std::byte{0x3c});
-    descriptor.data = bytes.data();
-  }
-  Array(const Array& other) { *this = other; }
-  Array& operator=(const Array& other) {
-    descriptor = other.descriptor;
-    batch = other.batch;
-    batch_stride = other.batch_stride;
-    bytes = other.bytes;
-    descriptor.data = bytes.data();
-    return *this;
-  }
-  size_t w() const { return descriptor.size[0]; }
-  size_t h() const { return descriptor.size[1]; }
-  size_t c() const { return descriptor.size[2]; }
-  void* data() { return bytes.data(); }
-  std::byte* at(size_t i) {
-    const size_t x = i % w(), y = i / w() % h(), c = i / (w() * h()) % descriptor.size[2],
-                 n = i / (w() * h() * descriptor.size[2]);
-    const size_t* stride = descriptor.stride;
-    return bytes.data() + (x * stride[0] + y * stride[1] + c * stride[2] + n * batch_stride) *
-                              bytes_of(descriptor.data_type);
-  }
-  size_t count() const { return batch * descriptor.size[0] * descriptor.size[1] * descriptor.size[2]; }
-  float get(size_t i) {
-    if (descriptor.data_type == BNNSDataTypeFloat32) {
-      float value;
-      std::memcpy(&value, at(i), sizeof value);
-      return value;
-    }
-    uint16_t half;
-    std::memcpy(&half, at(i), sizeof half);
-    return descriptor.data_type == BNNSDataTypeFloat16 ? float_of_float16(half) : float_of_bfloat16(half);
-  }
-  void set(size_t i, float value) {
-    if (descriptor.data_type == BNNSDataTypeFloat32) {
-      std::memcpy(at(i), &value, sizeof value);
-      return;
-    }
-    const uint16_t half =
-        descriptor.data_type == BNNSDataTypeFloat16 ? float16_of_float(value) : bfloat16_of_float(value);
-    std::memcpy(at(i), &half, sizeof half);
-  }
+      : PlacedArray(
+            ::obn::test::spaced(type, BNNSDataLayoutImageCHW, {w, h, c}, {step - 1, row_gap, plane_gap}), n,
+            sample_gap, 0, 0) {}
+
+  float get(size_t i) const { return static_cast<float>(PlacedArray::get(i)); }
+  std::byte* at(size_t i) { return bytes.data() + place_of(i) * bytes_of(descriptor.data_type); }
   uint64_t index(size_t i) {
     uint64_t value = 0;  // little-endian
     std::memcpy(&value, at(i), bytes_of(descriptor.data_type));
     return value;
   }
   void set_index(size_t i, uint64_t value) { std::memcpy(at(i), &value, bytes_of(descriptor.data_type)); }
-  void fill(Random& random) {
-    for (size_t i = 0; i < count(); ++i) set(i, random.value());
-  }
+  void fill(Random& random) { PlacedArray::fill(random); }
   void fill(std::initializer_list<float> values) {
     size_t i = 0;
     for (float value : values) set(i++, value);
@@ -242,18 +191,8 @@ Results run(const Shape& shape, Inputs inputs, const Kernels* kernels, const cha
   return results;
 }
 
-struct Target {
-  const char* name;
-  const Kernels* kernels;
-};
-
-std::vector<Target> all_targets() {
-  std::vector<Target> all;
-  for (Isa isa : kIsas)
-    if (has_isa(isa) && (isa == Isa::portable || &targets.at(isa) != all.back().kernels))
-      all.push_back({name_of(isa), &targets.at(isa)});
-  return all;
-}
+using Target = ::obn::test::Target<Kernels>;
+std::vector<Target> all_targets() { return ::obn::test::all_targets(targets); }
 
 // One rounding of the type at the size of the numbers in question.
 float tolerance_of(BNNSDataType type) {

@@ -32,15 +32,6 @@ void put(void* data, BNNSDataType type, size_t i, double v) {
   activation::ref::put_reals(values_of(data, type), i, 1, 1, &v);
 }
 
-BNNSNDArrayDescriptor vector_of(size_t n, BNNSDataType type, void* data) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = BNNSDataLayoutVector;
-  d.size[0] = n;
-  d.data_type = type;
-  d.data = data;
-  return d;
-}
-
 }  // namespace
 
 TEST(quantization_examples_of_the_specification) {

@@ -17,16 +17,6 @@ using namespace obn::random;
 
 namespace {
 
-BNNSNDArrayDescriptor array_of(BNNSDataLayout layout, std::initializer_list<size_t> size, void* data,
-                               BNNSDataType type = BNNSDataTypeFloat32) {
-  BNNSNDArrayDescriptor d{};
-  d.layout = layout;
-  std::copy(size.begin(), size.end(), d.size);
-  d.data_type = type;
-  d.data = data;
-  return d;
-}
-
 struct Generator {
   BNNSRandomGenerator handle;
   explicit Generator(uint64_t seed) {

@@ -47,8 +47,12 @@ struct Tile {
   float alpha = 1.0f;
   const float* row_bias = nullptr;     // (rows)
   const float* column_bias = nullptr;  // (columns)
-  const float* ahead = nullptr;        // fetched meanwhile, for whoever comes next: a line at ahead + p·ahead_step
+  // Fetched meanwhile, for whoever comes next: one line per step of k, the next one ahead_step further; after every
+  // ahead_run of them ahead_jump more.
+  const float* ahead = nullptr;
   size_t ahead_step = 0;
+  size_t ahead_run = ~size_t{0};
+  size_t ahead_jump = 0;
 };
 
 // How b is stored: as the floats that the tile's pointer says, or not (gemm_kernels.cpp).
@@ -90,6 +94,7 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
   const float* a = t.a;
   const auto* b = reinterpret_cast<const typename Step::Stored*>(t.b);
   const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
+  size_t run = t.ahead_run;
   [[maybe_unused]] const float* c_ahead = t.c;
   for (size_t p = 0; p < t.k; ++p) {
     if constexpr (kFetchesBeside) {
@@ -116,6 +121,10 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     a += kPacked ? kRows : t.a_step;
     b += t.b_step;
     ahead += t.ahead_step;
+    if (--run == 0) {
+      ahead += t.ahead_jump;
+      run = t.ahead_run;
+    }
   }
   if constexpr (kSplit) {
 #pragma GCC unroll 16

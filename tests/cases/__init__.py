@@ -6,6 +6,7 @@ Tags: "tiny" (a handful of values), "odd" (awkward on purpose), "typical" (what 
 """
 
 import importlib.util
+import threading
 import zlib
 
 import numpy as np
@@ -62,6 +63,25 @@ def gaps_untouched(view, owner):
 def is_sentinel(array):
     """True when nobody wrote to the array."""
     return bool((np.ascontiguousarray(array).view(np.uint8) == SENTINEL).all())
+
+
+def assert_refused(status, *untouched):
+    """A C call failed, said why, and wrote nothing."""
+    from openbnns import c
+
+    assert status == -1
+    assert c.last_error()
+    assert all(is_sentinel(array) for array in untouched)
+    c.obn_clear_error()
+
+
+def in_threads(count, work):
+    """Call work(0) … work(count - 1), each in a thread of its own, at the same time."""
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 def spec_of(array, dtype):

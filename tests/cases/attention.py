@@ -1,6 +1,7 @@
 """Attention cases: query (n, targets, inputs), key and value (n, sources, inputs)."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,11 @@ def by_name(grads):
         for part in ("input", "weights", "bias"):
             found[f"{word}.{part}"] = getattr(getattr(grads, word), part)
     return {name: array for name, array in found.items() if array is not None}
+
+
+def _resident_bytes(word):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(word))
 
 
 @dataclass(frozen=True)
@@ -154,6 +160,22 @@ class AttentionCase:
         }
         return results | sums
 
+    def peak_bytes(self, threads):
+        """What forward and backward without a cache hold at most, beside inputs, results and
+        gradients, which are there before: as Linux sees the process, which is to be a fresh one."""
+        p, dy = self.parameters(), self.output_gradient()
+        layer, y = self.layer(p, threads), np.ones_like(dy)
+        arrays = {
+            f"{word}.{part}": np.ones_like(getattr(p, letter + word[0]))
+            for word in ("query", "key", "value", "output")
+            for part, letter in (("weights", "w"), ("bias", "b"))
+        } | {f"{word}.input": np.ones_like(dy) for word in ("query", "key", "value")}
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = _resident_bytes("VmRSS")
+        layer.apply(p.q, p.k, p.v, out=y)
+        layer.apply_backward(p.q, p.k, p.v, dy, gradients=arrays)
+        return _resident_bytes("VmHWM") - before
+
     # ---- the oracle ----
 
     def expected(self, p=None):
@@ -165,6 +187,7 @@ class AttentionCase:
         return oracle.backward(self, self.expected(p), dy)
 
 
+VERY_LONG = AttentionCase(1, 4096, 4096, 8, 64)  # too slow for a case: only its memory is asked for
 TINY = AttentionCase(2, 3, 3, 2, 4, tags=frozenset({"tiny"}))
 ODD = [
     AttentionCase(1, 1, 1, 1, 1, bias=False),
