@@ -147,6 +147,10 @@ void expand_weights(const WeightArray& w, WeightOrder order, bool as_stored, siz
 void put_weights(const WeightArray& w, WeightOrder order, const float* dw, size_t threads) {
   const size_t a = first_channels(w, order), run = w.count() / a;
   const bool add = w.memory.accumulate;
+  if (!add && is_canonical(w, order)) {
+    std::copy_n(dw, w.count(), data_of<float>(w));
+    return;
+  }
   parallel(a, threads_for_weights(w, threads), [&](size_t i) {
     const float* next = dw + i * run;
     const auto put = [&](auto* data, auto to_float, auto from_float) {

@@ -17,26 +17,23 @@ namespace {
 
 OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 
-// Rows are summed apart, each in four chains, and then added: short chains round less, and run beside each other.
-template <class Value>
-OBN_INLINE F sum_rows(const Moments& m, const Value& value) {
-  F all = {};
+// The mean, about: what is rounded here is made up for by the distances from it.
+OBN_INLINE F about_mean(const Moments& m) {
+  F sums[4] = {};
   for (size_t r = 0; r < m.rows; ++r) {
     const float* z = m.z + r * m.row;
-    F sums[4] = {};
     size_t x = 0;
     for (; x + 4 <= m.columns; x += 4)
 #pragma GCC unroll 4
-      for (size_t k = 0; k < 4; ++k) sums[k] += value(load(z + (x + k) * kLanes));
-    for (; x < m.columns; ++x) sums[0] += value(load(z + x * kLanes));
-    all += (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      for (size_t k = 0; k < 4; ++k) sums[k] += load(z + (x + k) * kLanes);
+    for (; x < m.columns; ++x) sums[3] += load(z + x * kLanes);
   }
-  return all;
+  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) * splat(1.0f / static_cast<float>(m.rows * m.columns));
 }
 
+// Rows are summed apart and then added: short chains round less.
 void moments(const Moments& m) {
-  const F guess = sum_rows(m, [](F z) __attribute__((always_inline)) { return z; }) *
-                  splat(1.0f / static_cast<float>(m.rows * m.columns));
+  const F guess = about_mean(m);
   F sum = {}, squares = {};
   for (size_t r = 0; r < m.rows; ++r) {
     const float* z = m.z + r * m.row;
@@ -117,16 +114,13 @@ void winner_sums(const WinnerSums& given) {
       dy[c] = n == kLanes ? load(from) : load_first(from, n);
     }
     transpose(dy);
-    F sums[2] = {}, of_products[2] = {};
     for (size_t i = 0; i < n; ++i) {
       const F winner = load(s.winners + (first + i) * kLanes);
       const F dz = is_nan(winner) ? F{} : dy[i], apart = is_nan(winner) ? F{} : winner - mean;
       store(s.dz + (first + i) * kLanes, dz);
-      sums[i % 2] += dz;
-      of_products[i % 2] += dz * apart;
+      sum += dz;
+      products += dz * apart;
     }
-    sum += sums[0] + sums[1];
-    products += of_products[0] + of_products[1];
   }
   store(s.sum, sum);
   store(s.products, products);
