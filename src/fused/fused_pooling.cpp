@@ -3,8 +3,8 @@
 //   x → pair → a → pooling → y        dy → pooling → da → pair → dx
 //
 // Where the pair can run the pooling in its own pass (fused_narrow.h; fused_lanes.h: in training), its calls are all
-// there is. Otherwise the two are called one after the other: a training call keeps a and where its maxima are; da, and a of an inference, lie in
-// the workspace behind what the pair asks for.
+// there is. Otherwise the two are called one after the other: a training call keeps a and where its maxima are; da, and
+// a of an inference, lie in the workspace behind what the pair asks for.
 #include <algorithm>
 
 #include "base/status.h"

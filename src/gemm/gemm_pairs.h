@@ -35,18 +35,15 @@ struct Brain {
 
   // The first kLanes of the n > 0 values at p, in the lower halves of words.
   OBN_INLINE U across(const uint16_t* p, size_t n) {
-    typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
-    H values{};
-    if (n >= kLanes) {
-      std::memcpy(&values, p, sizeof values);
-    } else {
+    if (n >= kLanes) return load_words(p);
 #if defined(__AVX512BW__)
-      values = reinterpret_cast<H>(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p));
+    const __mmask16 first = static_cast<__mmask16>((1u << n) - 1);
+    return reinterpret_cast<U>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first, p)));
 #else
-      for (size_t i = 0; i < n; ++i) values[i] = p[i];
+    U words{};
+    for (size_t i = 0; i < n; ++i) words[i] = p[i];
+    return words;
 #endif
-    }
-    return __builtin_convertvector(values, U);
   }
 };
 
