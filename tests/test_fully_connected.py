@@ -7,7 +7,7 @@ from cases import assert_refused, has_bfloat16, sentinel_array
 from cases import fully_connected as cases
 from cases.descriptors import first_major, matrix, misaligned, vector
 from cases.fully_connected import FullyConnectedCase
-from cases.marks import marked
+from cases.marks import marked, small
 from cases.weighted import (
     check_accumulation,
     check_backward,
@@ -21,13 +21,6 @@ from hypothesis import strategies as st
 from openbnns import ArrayError, ArraySpec, FullyConnectedLayer, LayerCreationError, c
 from oracles import fully_connected as oracle
 from oracles.tolerance import assert_close, assert_same_bits
-
-
-def small(wanted=lambda case: True):
-    """The wanted cases that fit into a blink, as parameters."""
-    cases_ = [case for case in cases.CASES if not case.tags & {"large", "split"}]
-    return [marked(case) for case in cases_ if wanted(case)]
-
 
 CASES = [marked(case) for case in cases.CASES]
 
@@ -45,17 +38,17 @@ def test_backward_matches_closed_form(case):
     check_backward(case)
 
 
-@pytest.mark.parametrize("case", small())
+@pytest.mark.parametrize("case", small(cases.CASES))
 def test_backward_accumulates(case):
     check_accumulation(case)
 
 
-@pytest.mark.parametrize("case", small(has_smooth_slope))
+@pytest.mark.parametrize("case", small(cases.CASES, has_smooth_slope))
 def test_gradients_match_central_differences(case):
     check_differences(case)
 
 
-@pytest.mark.parametrize("case", small(lambda case: case.dtype == "float32"))
+@pytest.mark.parametrize("case", small(cases.CASES, lambda case: case.dtype == "float32"))
 def test_values_and_gradients_match_torch(case):
     check_torch(case, "fully_connected")
 

@@ -10,7 +10,7 @@ from cases import gaps_untouched, generator, in_threads, is_sentinel, sentinel_a
 from cases.convolution import ConvolutionCase
 from cases.fully_connected import FullyConnectedCase
 from cases.fused import FusedCase
-from cases.marks import marked
+from cases.marks import marked, small
 from cases.weighted import has_smooth_slope
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,13 +34,6 @@ from openbnns import (
 )
 from oracles.differences import STEP, assert_gradient_matches
 from oracles.tolerance import assert_close, assert_same_bits
-
-
-def small(wanted=lambda case: True):
-    """The wanted cases that fit into a blink, as parameters."""
-    cases_ = [case for case in cases.CASES if not case.tags & {"large", "split"}]
-    return [marked(case) for case in cases_ if wanted(case)]
-
 
 CASES = [marked(case) for case in cases.CASES]
 
@@ -75,7 +68,7 @@ def test_training_matches_closed_form(case):
             np.testing.assert_allclose(array, values, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("case", small())
+@pytest.mark.parametrize("case", small(cases.CASES))
 def test_inference_matches_closed_form(case):
     """Running statistics where there are any, otherwise those of the batch; nothing moves."""
     inputs, w, (mean, variance) = case.inputs(), case.weights(), case.norm.moving_values()
@@ -133,7 +126,7 @@ def test_same_bits_as_two_layers(case):
             assert_same_bits(np.ascontiguousarray(found[key]), np.ascontiguousarray(array))
 
 
-@pytest.mark.parametrize("case", small(lambda case: not case.is_one_layer))
+@pytest.mark.parametrize("case", small(cases.CASES, lambda case: not case.is_one_layer))
 def test_same_bits_as_two_layers_without_training(case):
     layer, inputs = case.layer(), case.inputs()
     y, _ = case.empty_output()
@@ -154,7 +147,7 @@ def test_pairs_done_as_one_layer_keep_no_result_between(activation):
     np.testing.assert_allclose(found["y"], separate["y"], rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("case", small())
+@pytest.mark.parametrize("case", small(cases.CASES))
 def test_each_gradient_alone(case):
     """One gradient at a time has the bits of all together; the inputs it does not need may be
     missing."""
@@ -186,7 +179,7 @@ def test_each_gradient_alone(case):
         assert all(array is None for array in alone.inputs)
 
 
-@pytest.mark.parametrize("case", small(lambda case: case.dtype == "float32"))
+@pytest.mark.parametrize("case", small(cases.CASES, lambda case: case.dtype == "float32"))
 def test_backward_accumulates(case):
     layer, inputs, _, y = trained(case)
     dy = case.output_gradient()
@@ -214,7 +207,7 @@ def test_backward_accumulates(case):
             assert_close(total, old + gradient, terms=size)
 
 
-@pytest.mark.parametrize("case", small(has_smooth_slope))
+@pytest.mark.parametrize("case", small(cases.CASES, has_smooth_slope))
 def test_gradients_match_central_differences(case):
     """Of our own forward pass, in every direction: inputs, weights, gamma."""
     w, inputs, spaced_dy = case.weights(), case.inputs(), case.output_gradient()
@@ -247,7 +240,9 @@ def test_gradients_match_central_differences(case):
         check(gamma, "dgamma")
 
 
-@pytest.mark.parametrize("case", small(lambda case: case.dtype == "float32" and not case.full))
+@pytest.mark.parametrize(
+    "case", small(cases.CASES, lambda case: case.dtype == "float32" and not case.full)
+)
 def test_values_and_gradients_match_torch(case):
     torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
     if case.kind == "instance" and case.shape[2:] == (1, 1):

@@ -19,7 +19,7 @@ from cases import (
 )
 from cases import normalization as cases
 from cases.descriptors import image, matrix, misaligned, vector
-from cases.marks import marked
+from cases.marks import marked, small
 from cases.normalization import NormalizationCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,12 +38,6 @@ from oracles.tolerance import assert_close, assert_same_bits
 
 # A float32 mean of squares is off by this against its size; it comes back in every result.
 UNIT = 2e-6
-
-
-def small(wanted=lambda case: True):
-    """The wanted cases that fit into a blink, as parameters."""
-    cases_ = [case for case in cases.CASES if not case.tags & {"large", "split"}]
-    return [marked(case) for case in cases_ if wanted(case)]
 
 
 CASES = [marked(case) for case in cases.CASES]
@@ -136,7 +130,7 @@ def test_backward_matches_closed_form(case):
     check_backward(case)
 
 
-@pytest.mark.parametrize("case", small())
+@pytest.mark.parametrize("case", small(cases.CASES))
 def test_backward_accumulates(case):
     x, dy, layer = case.input(), case.output_gradient(), case.layer()
     y, _ = case.empty_output()
@@ -168,7 +162,7 @@ def is_smooth(case):
     return smooth and not flat and case.dtype == case.stored == "float32"
 
 
-@pytest.mark.parametrize("case", small(is_smooth))
+@pytest.mark.parametrize("case", small(cases.CASES, is_smooth))
 def test_gradients_match_central_differences(case):
     """Gradients of input, gamma and beta against differences of our own forward pass."""
     rng = generator(case, 4)
@@ -202,7 +196,9 @@ def test_gradients_match_central_differences(case):
         array[...] = start
 
 
-@pytest.mark.parametrize("case", small(lambda case: case.dtype == case.stored == "float32"))
+@pytest.mark.parametrize(
+    "case", small(cases.CASES, lambda case: case.dtype == case.stored == "float32")
+)
 def test_values_and_gradients_match_torch(case):
     """PyTorch's autograd in float64 as a second opinion, running statistics included."""
     torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
@@ -510,9 +506,7 @@ def test_mixed_shapes_of_layer_norm_parameters():
     full, part = rng.standard_normal((3, 4, 5)), rng.standard_normal((4, 5))
     full, part = full.astype(np.float32), part.astype(np.float32)
     for gamma, beta in ((full, part), (part, full)):
-        layer = NormalizationLayer(
-            Normalization.layer(1), input=(3, 4, 5), gamma=gamma, beta=beta
-        )
+        layer = NormalizationLayer(Normalization.layer(1), input=(3, 4, 5), gamma=gamma, beta=beta)
         xhat, _ = oracle.standardize(
             x.astype(float), split := oracle.split_of("layer", x.shape, 1),
             *oracle.statistics(x.astype(float), split), 1e-5,

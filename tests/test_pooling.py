@@ -16,7 +16,7 @@ from cases import (
 )
 from cases import pooling as cases
 from cases.descriptors import activation_layer, image, misaligned, pooling_parameters, vector
-from cases.marks import marked
+from cases.marks import marked, small
 from cases.pooling import PoolingCase
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,12 +27,6 @@ from oracles.differences import assert_gradient_matches, well_separated
 from oracles.tolerance import assert_close, assert_same_bits
 
 MAX, AVERAGE, EXCLUDE, UNMAX, L2 = range(5)
-
-
-def small(wanted=lambda case: True):
-    """The wanted cases that fit into a blink, as parameters."""
-    cases_ = [case for case in cases.CASES if not case.tags & {"large", "split"}]
-    return [marked(case) for case in cases_ if wanted(case)]
 
 
 def has_smooth_values(case):
@@ -49,8 +43,8 @@ def is_differentiable(case):
 
 
 CASES = [marked(case) for case in cases.CASES]
-SMALL = small()
-MAX_CASES = small(lambda case: case.function == "max")
+SMALL = small(cases.CASES)
+MAX_CASES = small(cases.CASES, lambda case: case.function == "max")
 
 
 # ---- the case list ----
@@ -124,7 +118,7 @@ def test_backward_accumulates(case):
     assert gaps_untouched(dx, owner)
 
 
-@pytest.mark.parametrize("case", small(is_differentiable))
+@pytest.mark.parametrize("case", small(cases.CASES, is_differentiable))
 def test_gradient_matches_central_differences(case):
     layer, rng = case.layer(), generator(case, 4)
     spaced, spaced_dy = case.input(), case.output_gradient()  # memory with the case's gaps
@@ -146,7 +140,7 @@ def test_gradient_matches_central_differences(case):
     assert_gradient_matches(forward, gradient, x, rng)
 
 
-@pytest.mark.parametrize("case", small(has_smooth_values))
+@pytest.mark.parametrize("case", small(cases.CASES, has_smooth_values))
 def test_values_and_gradients_match_torch(case):
     torch_judge = pytest.importorskip("oracles.torch_judge", exc_type=ImportError)
     layer, x, dy = case.layer(), case.input(), case.output_gradient()

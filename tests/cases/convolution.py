@@ -2,32 +2,21 @@
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 from oracles import activation as activation_oracle
 from oracles import convolution as oracle
 from oracles.tolerance import SUM, WINOGRAD
 
-from cases import dtype_of, generator, sentinel_array, spec_of
+from cases import spec_of
 from cases.activation import activation_of
+from cases.weights import Gradients, WeightsCase
 
 NONE = ((0, 0), (0, 0))
 
 
-class Gradients(NamedTuple):
-    """What a backward call should give; the terms are sums of the sizes of what was added up."""
-
-    dx: np.ndarray
-    dx_terms: np.ndarray
-    dw: np.ndarray
-    dw_terms: np.ndarray
-    db: np.ndarray
-    db_terms: np.ndarray
-
-
 @dataclass(frozen=True)
-class ConvolutionCase:
+class ConvolutionCase(WeightsCase):
     """One convolution layer, plain or transposed, with a batch."""
 
     image: tuple[int, int, int, int]  # n, c, h, w of the input
@@ -74,9 +63,8 @@ class ConvolutionCase:
         return "-".join(words)
 
     @property
-    def stored(self):
-        """Type of the output."""
-        return self.dtype
+    def input_shape(self):
+        return self.image
 
     @property
     def output_shape(self):
@@ -129,42 +117,6 @@ class ConvolutionCase:
         places = self.image[2:] if self.transposed else self.output_shape[2:]
         return n * prod(places) * prod(self.kernel) * c * self.outputs // self.groups
 
-    # ---- data ----
-
-    def input(self):
-        """x, of the case's shape, type and gaps."""
-        x, _ = sentinel_array(self.image, self.dtype, self.x_gaps, self.step)
-        x[...] = generator(self).standard_normal(self.image).astype(x.dtype)
-        return x
-
-    def weights(self):
-        """Scaled so that sums of products are of the size of one."""
-        w, _ = self.empty_weights()
-        scale = prod(self.weights_shape[1:]) ** -0.5
-        values = scale * generator(self, 1).standard_normal(self.weights_shape)
-        w[...] = values.astype(w.dtype)
-        return w
-
-    def bias_values(self):
-        if not self.bias:
-            return None
-        return generator(self, 3).standard_normal(self.outputs).astype(dtype_of(self.dtype))
-
-    def output_gradient(self):
-        dy, _ = self.empty_output()
-        dy[...] = generator(self, 2).standard_normal(self.output_shape).astype(dy.dtype)
-        return dy
-
-    def empty_output(self):
-        """(y, its owner), all bytes sentinel."""
-        return sentinel_array(self.output_shape, self.dtype, self.y_gaps, self.step)
-
-    def empty_input(self):
-        return sentinel_array(self.image, self.dtype, self.x_gaps, self.step)
-
-    def empty_weights(self):
-        return sentinel_array(self.weights_shape, self.dtype, self.w_gaps)
-
     # ---- the library ----
 
     def layer(self, num_threads=None, weights=None, bias=None):
@@ -186,16 +138,6 @@ class ConvolutionCase:
             winograd=self.winograd,
             num_threads=num_threads,
         )
-
-    def results(self, num_threads=None):
-        """Everything a layer of this case computes, by name."""
-        layer, x, dy = self.layer(num_threads), self.input(), self.output_gradient()
-        y = layer.apply(x)
-        grads = layer.apply_backward(x, y, dy)
-        results = {"y": y, "dx": grads.input, "dw sum": grads.weights}
-        if self.bias:
-            results["db sum"] = grads.bias
-        return results
 
     # ---- the oracle ----
 

@@ -1,29 +1,18 @@
 """Fully connected cases: x (n, inputs), weights (outputs, inputs), y (n, outputs)."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from oracles import activation as activation_oracle
 from oracles import fully_connected as oracle
 
-from cases import dtype_of, generator, sentinel_array, spec_of
+from cases import sentinel_array, spec_of
 from cases.activation import activation_of
-
-
-class Gradients(NamedTuple):
-    """What a backward call should give; the terms are sums of the sizes of what was added up."""
-
-    dx: np.ndarray
-    dx_terms: np.ndarray
-    dw: np.ndarray
-    dw_terms: np.ndarray
-    db: np.ndarray
-    db_terms: np.ndarray
+from cases.weights import Gradients, WeightsCase
 
 
 @dataclass(frozen=True)
-class FullyConnectedCase:
+class FullyConnectedCase(WeightsCase):
     """One fully connected layer with a batch."""
 
     batch: int
@@ -53,11 +42,6 @@ class FullyConnectedCase:
         return "-".join(words)
 
     @property
-    def stored(self):
-        """Type of the output."""
-        return self.dtype
-
-    @property
     def input_shape(self):
         return (self.batch, self.inputs)
 
@@ -74,40 +58,9 @@ class FullyConnectedCase:
         """Of one pass; all three have the same number."""
         return self.batch * self.inputs * self.outputs
 
-    # ---- data ----
-
-    def input(self):
-        x, _ = self.empty_input()
-        x[...] = generator(self).standard_normal(self.input_shape).astype(x.dtype)
-        return x
-
-    def weights(self):
-        """Scaled so that sums of products are of the size of one."""
-        w, _ = self.empty_weights()
-        values = self.inputs**-0.5 * generator(self, 1).standard_normal(self.weights_shape)
-        w[...] = values.astype(w.dtype)
-        return w
-
-    def bias_values(self):
-        if not self.bias:
-            return None
-        return generator(self, 3).standard_normal(self.outputs).astype(dtype_of(self.dtype))
-
-    def output_gradient(self):
-        dy, _ = self.empty_output()
-        dy[...] = generator(self, 2).standard_normal(self.output_shape).astype(dy.dtype)
-        return dy
-
-    def empty_input(self):
-        """(x, its owner), all bytes sentinel."""
-        return sentinel_array(self.input_shape, self.dtype, self.x_gaps, self.step)
-
-    def empty_output(self):
-        return sentinel_array(self.output_shape, self.dtype, self.y_gaps, self.step)
-
     def empty_weights(self):
         if not self.column_major:
-            return sentinel_array(self.weights_shape, self.dtype, self.w_gaps)
+            return super().empty_weights()
         w, owner = sentinel_array(self.weights_shape[::-1], self.dtype, self.w_gaps)
         return w.T, owner
 
@@ -126,16 +79,6 @@ class FullyConnectedCase:
             activation=activation_of(self.activation, self.alpha, self.beta),
             num_threads=num_threads,
         )
-
-    def results(self, num_threads=None):
-        """Everything a layer of this case computes, by name."""
-        layer, x, dy = self.layer(num_threads), self.input(), self.output_gradient()
-        y = layer.apply(x)
-        grads = layer.apply_backward(x, y, dy)
-        results = {"y": y, "dx": grads.input, "dw sum": grads.weights}
-        if self.bias:
-            results["db sum"] = grads.bias
-        return results
 
     # ---- the oracle ----
 
