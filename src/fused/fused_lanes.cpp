@@ -248,21 +248,12 @@ LanesNorm::Kept LanesNorm::lay_out_kept(const Shape& s, std::byte* block, size_t
 size_t LanesNorm::kept_bytes(size_t batch) const {
   size_t bytes;
   lay_out_kept(shape(batch), nullptr, &bytes);
-  if (bytes == SIZE_MAX) fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
-  return bytes;
+  return check_kept(bytes, batch);
 }
 
 int LanesNorm::reserve(size_t batch) {
   const size_t needed = kept_bytes(batch);
-  if (needed == SIZE_MAX) return -1;
-  if (needed <= bytes_) return 0;
-  auto* fresh = static_cast<std::byte*>(options_.get(needed));
-  if (!fresh) return -1;
-  options_.release(block_);
-  block_ = fresh;
-  bytes_ = needed;
-  second_->state.batch = 0;  // what was kept is gone
-  return 0;
+  return needed == SIZE_MAX ? -1 : block_.reserve(needed, &second_->state.batch);
 }
 
 size_t LanesNorm::work_bytes(size_t batch) const {
@@ -337,7 +328,7 @@ int LanesNorm::apply(size_t batch, const convolution::Images& x, float* y, size_
   const ForwardWork work(*this, s, !x.is_direct(), &room);
   if (!work.w || reserve(batch) != 0) return -1;
   size_t unused;
-  const Kept kept = lay_out_kept(s, block_, &unused);
+  const Kept kept = lay_out_kept(s, block_.data(), &unused);
   const size_t threads = first_->make_run(batch).threads;
   first_->read_parameters(threads, work.w, work.bias);
   read_parameter(plan.gamma, s.outputs, 1.0, work.row, work.gamma);
@@ -435,7 +426,7 @@ int LanesNorm::apply_backward(const convolution::Gradients& first, const normali
   const BackwardWork work(*this, s, copies_x, copies_dy, copies_dx, &room);
   if (!work.w) return -1;
   size_t unused;
-  const Kept kept = lay_out_kept(s, block_, &unused);
+  const Kept kept = lay_out_kept(s, block_.data(), &unused);
   const size_t threads = first_->make_run(s.batch).threads;
   if (copies_dy) convolution::load_images(dy, 0, s.batch, threads, work.dy);
   const Planes given = copies_dy ? convolution::dense_planes(*y_, work.dy) : dy.planes(0);

@@ -16,16 +16,14 @@
 #include "convolution/convolution_filter.h"
 #include "convolution/winograd.h"
 #include "fused/fused_lanes_kernels.h"
+#include "fused/fused_room.h"
 #include "normalization/normalization.h"
 #include "pooling/pooling.h"
 
 namespace obn::fused {
 class LanesNorm {
  public:
-  explicit LanesNorm(const Options& options) : options_(options) {}
-  LanesNorm(const LanesNorm&) = delete;
-  LanesNorm& operator=(const LanesNorm&) = delete;
-  ~LanesNorm() { options_.release(block_); }
+  explicit LanesNorm(const Options& options) : block_(options) {}
 
   // True: the layers are of the kind that can be trained here. All of them stay, as does `y`, the pooling's output.
   bool join(convolution::Convolution* first, normalization::Normalization* second, const pooling::Plan& pooling,
@@ -57,13 +55,11 @@ class LanesNorm {
   void run_block(const Shape& s, const BackwardWork& work, const Kept& kept, const convolution::Planes& x,
                  const convolution::InputGradient& dx, size_t block, bool is_first, float* sum) const;
 
-  const Options options_;
   convolution::Convolution* first_ = nullptr;
   normalization::Normalization* second_ = nullptr;
   const View* y_ = nullptr;            // of the pooling
   size_t rows_ = 0, columns_ = 0;      // of windows
-  std::byte* block_ = nullptr;         // of the last training call
-  size_t bytes_ = 0;
+  KeptBlock block_;                    // of the last training call
 };
 
 }  // namespace obn::fused

@@ -171,21 +171,12 @@ NarrowNorm::Kept NarrowNorm::lay_out_kept(size_t batch, std::byte* block, size_t
 size_t NarrowNorm::kept_bytes(size_t batch) const {
   size_t bytes;
   lay_out_kept(batch, nullptr, &bytes);
-  if (bytes == SIZE_MAX) fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
-  return bytes;
+  return check_kept(bytes, batch);
 }
 
 int NarrowNorm::reserve(size_t batch) {
   const size_t needed = kept_bytes(batch);
-  if (needed == SIZE_MAX) return -1;
-  if (needed <= bytes_) return 0;
-  auto* fresh = static_cast<std::byte*>(options_.get(needed));
-  if (!fresh) return -1;
-  options_.release(block_);
-  block_ = fresh;
-  bytes_ = needed;
-  second_->state.batch = 0;  // what was kept is gone
-  return 0;
+  return needed == SIZE_MAX ? -1 : block_.reserve(needed, &second_->state.batch);
 }
 
 size_t NarrowNorm::work_bytes(size_t batch) const {
@@ -262,7 +253,7 @@ int NarrowNorm::apply(size_t batch, const convolution::Images& x, float* y, size
   const ForwardWork work(*this, batch, training, &room);
   if (!work.sums || (training && reserve(batch) != 0)) return -1;
   size_t unused;
-  const Kept kept = lay_out_kept(batch, training ? block_ : work.kept, &unused);
+  const Kept kept = lay_out_kept(batch, training ? block_.data() : work.kept, &unused);
   const narrow::Kernels& kernels = narrow::targets.best();
   const convolution::Problem s = problem(batch);
   const size_t threads = first_->make_run(batch).threads;
@@ -355,7 +346,7 @@ int NarrowNorm::apply_backward(const convolution::Gradients& first, const normal
   const BackwardWork work(*this, batch, has_dx, copies_dy, copies_dx, &room);
   if (!work.sums) return -1;
   size_t unused;
-  const Kept kept = lay_out_kept(batch, block_, &unused);
+  const Kept kept = lay_out_kept(batch, block_.data(), &unused);
   const narrow::Kernels& kernels = narrow::targets.best();
   const convolution::Problem s = problem(batch);
   const size_t threads = first_->make_run(batch).threads;

@@ -19,6 +19,7 @@
 
 #include "base/memory.h"
 #include "convolution/convolution_filter.h"
+#include "fused/fused_room.h"
 #include "fused/fused_windows.h"
 #include "normalization/normalization.h"
 #include "pooling/pooling.h"
@@ -27,10 +28,7 @@ namespace obn::fused {
 
 class NarrowNorm {
  public:
-  explicit NarrowNorm(const Options& options) : options_(options) {}
-  NarrowNorm(const NarrowNorm&) = delete;
-  NarrowNorm& operator=(const NarrowNorm&) = delete;
-  ~NarrowNorm() { options_.release(block_); }
+  explicit NarrowNorm(const Options& options) : block_(options) {}
 
   // True: the pair is done here. The layers are the pair's, and stay.
   bool prepare(convolution::Convolution* first, normalization::Normalization* second);
@@ -63,15 +61,13 @@ class NarrowNorm {
   void find_gradients(const BackwardWork& work, const Kept& kept) const;
   void find_tap_gradients(const BackwardWork& work, const Kept& kept, double n) const;
 
-  const Options options_;
   convolution::Convolution* first_ = nullptr;
   normalization::Normalization* second_ = nullptr;
   const View* y_ = nullptr;                       // of the last layer
   size_t channels_ = 0, taps_ = 0, outputs_ = 0;  // C, T, O
   bool is_pooled_ = false, sums_by_windows_ = false;  // the second: pooled, and the plan is in pairs
   windows::Windows windows_ = {};
-  std::byte* block_ = nullptr;                    // of the last training call
-  size_t bytes_ = 0;
+  KeptBlock block_;                               // of the last training call
 };
 
 }  // namespace obn::fused

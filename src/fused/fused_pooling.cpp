@@ -17,11 +17,10 @@ namespace {
 
 class Pooled final : public Fused {
  public:
-  explicit Pooled(const Options& options) : Fused(kKind, options) {}
+  explicit Pooled(const Options& options) : Fused(kKind, options), block_(options) {}
   ~Pooled() override {
     if (pair_) destroy(pair_);
     if (pooling_) destroy(pooling_);
-    options().release(block_);
   }
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override;
@@ -47,10 +46,9 @@ class Pooled final : public Fused {
 
   Fused* pair_ = nullptr;
   pooling::Pooling* pooling_ = nullptr;
-  std::byte* block_ = nullptr;
-  size_t bytes_ = 0;
-  size_t batch_ = 0;           // of the last training call; 0: none
-  bool was_pooled_ = false;    // the pair ran all of it
+  KeptBlock block_;
+  size_t batch_ = 0;         // of the last training call; 0: none
+  bool was_pooled_ = false;  // the pair ran all of it
 };
 
 int Pooled::prepare(const BNNSFilterType* types, const void* const* blocks) {
@@ -87,22 +85,12 @@ size_t Pooled::kept_bytes(size_t batch) const {
   const size_t pair = pair_->kept_bytes(batch);
   if (pair == SIZE_MAX) return pair;
   const size_t own = lay_out_kept(batch, nullptr).bytes;
-  if (own != SIZE_MAX && own <= SIZE_MAX / 2 - pair) return pair + own;
-  fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
-  return SIZE_MAX;
+  return check_kept(own != SIZE_MAX && own <= SIZE_MAX / 2 - pair ? pair + own : SIZE_MAX, batch);
 }
 
 int Pooled::reserve(size_t batch) {
   if (kept_bytes(batch) == SIZE_MAX) return -1;
-  const size_t needed = lay_out_kept(batch, nullptr).bytes;
-  if (needed <= bytes_) return 0;
-  auto* fresh = static_cast<std::byte*>(options().get(needed));
-  if (!fresh) return -1;
-  options().release(block_);
-  block_ = fresh;
-  bytes_ = needed;
-  batch_ = 0;  // what was kept is gone
-  return 0;
+  return block_.reserve(lay_out_kept(batch, nullptr).bytes, &batch_);
 }
 
 size_t Pooled::work_bytes(size_t batch) const {
@@ -149,7 +137,7 @@ int Pooled::apply_fused(const ForwardArguments& a) {
   uint32_t* indices = nullptr;
   if (a.training) {
     if (reserve(a.batch) != 0) return -1;
-    const Kept kept = lay_out_kept(a.batch, block_);
+    const Kept kept = lay_out_kept(a.batch, block_.data());
     between = kept.a;
     indices = kept.indices;
     batch_ = 0;
@@ -177,7 +165,7 @@ int Pooled::apply_fused_backward(const BackwardArguments& a) {
   if (batch_ == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
   if (a.batch != batch_)
     return fail("batch: expected %zu samples, as in the last training apply; got %zu", batch_, a.batch);
-  const Kept kept = lay_out_kept(a.batch, block_);
+  const Kept kept = lay_out_kept(a.batch, block_.data());
   std::byte* between = work_behind_pair(a.batch);
   if (!between) return -1;
   const View& of_pair = *pair_->output();
