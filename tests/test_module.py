@@ -18,8 +18,8 @@ from openbnns import (
 DOCUMENTED = (
     "", ".activation", ".arithmetic", ".attention", ".blocks", ".checking", ".clip", ".convolution",
     ".fully_connected", ".fused", ".loss", ".matmul", ".network", ".normalization", ".optim",
-    ".pooling", ".quantization", ".random", ".training", "._activations", "._config", "._paths",
-    "._spec",
+    ".pooling", ".quantization", ".random", ".training", "._activations", "._config",
+    "._fused_parameters", "._paths", "._spec",
 )  # fmt: skip
 
 

@@ -5,38 +5,48 @@ inside."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy.typing as npt
 
-from . import (
-    _core,
-    arithmetic,
-    convolution,
-    fully_connected,
-    normalization,
-    pooling,
-    quantization,
-)
+from . import _core, pooling
 from ._activations import ActivationLike
 from ._errors import ArrayError, LayerCreationError
+from ._fused_descriptions import checked, describe_first, describe_second
+from ._fused_parameters import (
+    INPUT_NAMES,
+    ArithmeticParameters,
+    FusableLayerParameters,
+    FusedBinaryArithmeticParameters,
+    FusedConvolutionParameters,
+    FusedDequantizationParameters,
+    FusedFullyConnectedParameters,
+    FusedNormalizationParameters,
+    FusedPoolingParameters,
+    FusedQuantizationParameters,
+    FusedTernaryArithmeticParameters,
+    FusedUnaryArithmeticParameters,
+)
 from ._layer import Layer, accumulate_bits
 from ._spec import Array, ArraySpec, GradientTarget, Padding, Pair, SpecLike, count, spec_of
-from .arithmetic import Kind
 from .normalization import Normalization, NormalizationLike
-from .pooling import Pooling, PoolingLike
+
+__all__ = [
+    "FusableLayerParameters", "FusedBinaryArithmeticParameters",
+    "FusedConvolutionNormalizationLayer", "FusedConvolutionParameters",
+    "FusedDequantizationParameters", "FusedFullyConnectedNormalizationLayer",
+    "FusedFullyConnectedParameters", "FusedGradients", "FusedLayer", "FusedNormalizationParameters",
+    "FusedParametersLayer", "FusedPoolingParameters", "FusedQuantizationParameters",
+    "FusedTernaryArithmeticParameters", "FusedUnaryArithmeticParameters",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 _apply = _core.fused_apply
 _backward = _core.fused_backward
 
-# BNNSFilterType.
-_CONVOLUTION, _FULLY_CONNECTED, _QUANTIZATION, _ARITHMETIC, _NORM = 0, 1, 7, 8, 2
-
 _WEIGHTED_NAMES = ("weights", "bias", "beta", "gamma")
 _ARITHMETIC_NAMES = ("beta", "gamma")
-_INPUT_NAMES = ("a", "b", "c")
 
 
 class FusedGradients:
@@ -97,373 +107,6 @@ class FusedGradients:
         return f"FusedGradients(inputs={self.inputs!r}, parameters={self.parameters!r})"
 
 
-# ---- the layers that can be put together ----
-
-
-class FusableLayerParameters:
-    """Base of the descriptions that ``FusedParametersLayer`` puts together; they cannot be changed.
-
-    First: ``FusedConvolutionParameters``, ``FusedFullyConnectedParameters``, or one of
-    ``FusedUnaryArithmeticParameters``, ``FusedBinaryArithmeticParameters`` and
-    ``FusedTernaryArithmeticParameters``. Second: ``FusedNormalizationParameters``, and behind the
-    first two also ``FusedQuantizationParameters`` and ``FusedDequantizationParameters``. Third, if
-    any, behind a normalization: ``FusedPoolingParameters``.
-    """
-
-    __slots__: tuple[str, ...] = ()
-
-    def _keep(self, **fields: Any) -> None:
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen; cannot set {name}")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"{type(self).__name__} is frozen; cannot delete {name}")
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in self.__slots__)
-        return f"{type(self).__name__}({fields})"
-
-
-class FusedConvolutionParameters(FusableLayerParameters):
-    """A convolution as the first of two layers.
-
-    Args:
-        weights: (O, C / groups, kH, kW); transposed: (C, O / groups, kH, kW).
-        bias: (O,), or None.
-        stride, dilation, groups, padding, transposed: as for ``ConvolutionLayer``.
-        winograd: True allows Winograd's algorithm, False forbids it, None is the library's setting.
-
-    Examples:
-        >>> import numpy as np, openbnns
-        >>> openbnns.FusedConvolutionParameters(np.ones((4, 3, 3, 3), "f4"), padding=1).padding
-        1
-
-    See also: ``BNNSLayerParametersConvolution``.
-    """
-
-    __slots__ = (
-        "bias", "dilation", "groups", "padding", "stride", "transposed", "weights", "winograd",
-    )  # fmt: skip
-
-    weights: Array
-    bias: Array | None
-    stride: Pair
-    dilation: Pair
-    groups: int
-    padding: Padding
-    transposed: bool
-    winograd: bool | None
-
-    def __init__(
-        self,
-        weights: Array,
-        bias: Array | None = None,
-        stride: Pair = 1,
-        dilation: Pair = 1,
-        groups: int = 1,
-        padding: Padding = 0,
-        transposed: bool = False,
-        *,
-        winograd: bool | None = None,
-    ) -> None:
-        self._keep(
-            weights=weights, bias=bias, stride=stride, dilation=dilation, groups=groups,
-            padding=padding, transposed=transposed, winograd=winograd,
-        )  # fmt: skip
-
-
-class FusedFullyConnectedParameters(FusableLayerParameters):
-    """A fully connected layer as the first of two layers.
-
-    Args:
-        weights: (outputs, inputs).
-        bias: (outputs,), or None.
-
-    Examples:
-        >>> import numpy as np, openbnns
-        >>> openbnns.FusedFullyConnectedParameters(np.eye(2, dtype="f4"))
-        FusedFullyConnectedParameters(bias=None, weights=array (2, 2))
-
-    See also: ``BNNSLayerParametersFullyConnected``.
-    """
-
-    __slots__ = ("bias", "weights")
-
-    weights: Array
-    bias: Array | None
-
-    def __init__(self, weights: Array, bias: Array | None = None) -> None:
-        self._keep(weights=weights, bias=bias)
-
-
-class FusedNormalizationParameters(FusableLayerParameters):
-    """A normalization as the second of two layers.
-
-    Args:
-        normalization: name or ``Normalization``.
-        beta, gamma, momentum, epsilon, activation: as for ``NormalizationLayer``.
-        moving_mean, moving_variance: the running statistics, likewise.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedNormalizationParameters("batch", activation="relu").epsilon
-        1e-05
-
-    See also: ``BNNSLayerParametersNormalization``.
-    """
-
-    __slots__ = (
-        "activation", "beta", "epsilon", "gamma", "momentum", "moving_mean", "moving_variance",
-        "normalization",
-    )  # fmt: skip
-
-    normalization: Normalization
-    beta: Array | None
-    gamma: Array | None
-    momentum: float
-    epsilon: float
-    activation: ActivationLike
-    moving_mean: Array | None
-    moving_variance: Array | None
-
-    def __init__(
-        self,
-        normalization: NormalizationLike,
-        beta: Array | None = None,
-        gamma: Array | None = None,
-        momentum: float = 0.0,
-        epsilon: float = 1e-5,
-        activation: ActivationLike = "identity",
-        *,
-        moving_mean: Array | None = None,
-        moving_variance: Array | None = None,
-    ) -> None:
-        self._keep(
-            normalization=Normalization.of(normalization, type(self).__name__),
-            beta=beta,
-            gamma=gamma,
-            momentum=momentum,
-            epsilon=epsilon,
-            activation=activation,
-            moving_mean=moving_mean,
-            moving_variance=moving_variance,
-        )
-
-
-class FusedPoolingParameters(FusableLayerParameters):
-    """A pooling as the third layer, behind a normalization of images. Apple's fused layers have
-    none.
-
-    Args:
-        pooling: name or ``Pooling``, any but ``"unmax"``.
-        kernel_size, stride, padding, dilation, activation: as for ``PoolingLayer``.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedPoolingParameters("max", 2).kernel_size
-        2
-
-    See also: ``OBN_FILTER_POOLING``.
-    """
-
-    __slots__ = ("activation", "dilation", "kernel_size", "padding", "pooling", "stride")
-
-    pooling: Pooling
-    kernel_size: Pair
-    stride: Pair | None
-    padding: Padding
-    dilation: Pair
-    activation: ActivationLike
-
-    def __init__(
-        self,
-        pooling: PoolingLike,
-        kernel_size: Pair,
-        stride: Pair | None = None,
-        padding: Padding = 0,
-        dilation: Pair = 1,
-        activation: ActivationLike = "identity",
-    ) -> None:
-        self._keep(
-            pooling=Pooling.of(pooling, type(self).__name__), kernel_size=kernel_size,
-            stride=stride, padding=padding, dilation=dilation, activation=activation,
-        )  # fmt: skip
-
-
-class FusedQuantizationParameters(FusableLayerParameters):
-    """Integers as the second of two layers: scale·z + bias, rounded, saturated.
-
-    Args:
-        scale, bias: a number, or an array with one value per place along ``axis``.
-        axis: the axis of a sample along which they vary, ``"batch"`` for one value per sample
-            (which fixes the number of samples), or None.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedQuantizationParameters(scale=127.0)
-        FusedQuantizationParameters(axis=None, bias=None, scale=127.0)
-
-    See also: ``BNNSLayerParametersQuantization``.
-    """
-
-    __slots__ = ("axis", "bias", "scale")
-
-    scale: Array | float | None
-    bias: Array | float | None
-    axis: int | Literal["batch"] | None
-
-    def __init__(
-        self,
-        scale: Array | float | None = None,
-        bias: Array | float | None = None,
-        axis: int | Literal["batch"] | None = None,
-    ) -> None:
-        self._keep(scale=scale, bias=bias, axis=axis)
-
-
-class FusedDequantizationParameters(FusedQuantizationParameters):
-    """The way back as the second of two layers: (z − bias) / scale.
-
-    Args:
-        scale, bias, axis: as for ``FusedQuantizationParameters``.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedDequantizationParameters(scale=127.0).scale
-        127.0
-
-    See also: ``BNNSLayerParametersQuantization``.
-    """
-
-    __slots__ = ()
-
-
-class _ArithmeticParameters(FusableLayerParameters):
-    __slots__ = ("function", "kinds", "output_kind")
-
-    function: str
-    kinds: tuple[Kind, ...]
-    output_kind: Kind
-
-    def __repr__(self) -> str:
-        words = ("input",) if len(self.kinds) == 1 else _INPUT_NAMES
-        kinds = ", ".join(f"{w}_kind={k!r}" for w, k in zip(words, self.kinds, strict=False))
-        return (
-            f"{type(self).__name__}({self.function!r}, {kinds}, output_kind={self.output_kind!r})"
-        )
-
-
-class FusedUnaryArithmeticParameters(_ArithmeticParameters):
-    """A function of one array as the first of two layers.
-
-    Args:
-        function: a name of ``UnaryArithmeticLayer``.
-        input_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedUnaryArithmeticParameters("square")
-        FusedUnaryArithmeticParameters('square', input_kind='sample', output_kind='sample')
-
-    See also: ``BNNSArithmeticUnary``.
-    """
-
-    __slots__ = ()
-
-    def __init__(
-        self, function: str, input_kind: Kind = "sample", output_kind: Kind = "sample"
-    ) -> None:
-        self._keep(function=function, kinds=(input_kind,), output_kind=output_kind)
-
-    @property
-    def input_kind(self) -> Kind:
-        """The role of the input in a batch."""
-        return self.kinds[0]
-
-
-class FusedBinaryArithmeticParameters(_ArithmeticParameters):
-    """A function of two arrays as the first of two layers.
-
-    Args:
-        function: a name of ``BinaryArithmeticLayer``.
-        a_kind, b_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedBinaryArithmeticParameters("add", b_kind="parameter").b_kind
-        'parameter'
-
-    See also: ``BNNSArithmeticBinary``.
-    """
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        function: str,
-        a_kind: Kind = "sample",
-        b_kind: Kind = "sample",
-        output_kind: Kind = "sample",
-    ) -> None:
-        self._keep(function=function, kinds=(a_kind, b_kind), output_kind=output_kind)
-
-    @property
-    def a_kind(self) -> Kind:
-        """The role of a in a batch."""
-        return self.kinds[0]
-
-    @property
-    def b_kind(self) -> Kind:
-        """The role of b in a batch."""
-        return self.kinds[1]
-
-
-class FusedTernaryArithmeticParameters(_ArithmeticParameters):
-    """A function of three arrays as the first of two layers.
-
-    Args:
-        function: a name of ``TernaryArithmeticLayer``.
-        a_kind, b_kind, c_kind, output_kind: ``"sample"``, ``"parameter"`` or ``"constant"``.
-
-    Examples:
-        >>> import openbnns
-        >>> openbnns.FusedTernaryArithmeticParameters().function
-        'multiply_add'
-
-    See also: ``BNNSArithmeticTernary``.
-    """
-
-    __slots__ = ()
-
-    def __init__(
-        self,
-        function: str = "multiply_add",
-        a_kind: Kind = "sample",
-        b_kind: Kind = "sample",
-        c_kind: Kind = "sample",
-        output_kind: Kind = "sample",
-    ) -> None:
-        self._keep(function=function, kinds=(a_kind, b_kind, c_kind), output_kind=output_kind)
-
-    @property
-    def a_kind(self) -> Kind:
-        """The role of a in a batch."""
-        return self.kinds[0]
-
-    @property
-    def b_kind(self) -> Kind:
-        """The role of b in a batch."""
-        return self.kinds[1]
-
-    @property
-    def c_kind(self) -> Kind:
-        """The role of c in a batch."""
-        return self.kinds[2]
-
-
 # ---- the layers ----
 
 
@@ -486,15 +129,15 @@ class FusedLayer(Layer):
         copy_parameters: bool,
     ) -> None:
         where = type(self).__name__
-        first, second, third = _checked(where, components)
+        first, second, third = checked(where, components)
         self._components = tuple(components)
         given = None if output is None else spec_of(where, "output", output)
         before = given if third is None else None  # the output of the first two
-        kind, description, self._input_specs, between = _describe_first(
+        kind, description, self._input_specs, between = describe_first(
             where, first, second, inputs, before
         )
         self._input_spec = self._input_specs[0]
-        second_kind, second_description, self._output_spec = _describe_second(
+        second_kind, second_description, self._output_spec = describe_second(
             where, second, between, before
         )
         third_description = None
@@ -503,7 +146,7 @@ class FusedLayer(Layer):
                 where, third.pooling, between, given, third.kernel_size, third.stride,
                 third.padding, third.dilation, third.activation,
             )  # fmt: skip
-        is_weighted = kind != _ARITHMETIC
+        is_weighted = not isinstance(first, ArithmeticParameters)
         self._parameter_names = _WEIGHTED_NAMES if is_weighted else _ARITHMETIC_NAMES
         winograd = getattr(first, "winograd", None)
         self._filter = _core.fused_create(
@@ -617,15 +260,11 @@ class FusedLayer(Layer):
         accumulate: bool | Collection[str],
     ) -> FusedGradients:
         names = self._parameter_names
-        targets = _targets(
-            type(self).__name__, "parameter_gradients", names, parameter_gradients
-        )
+        targets = _targets(type(self).__name__, "parameter_gradients", names, parameter_gradients)
         bits = 0
         if accumulate is not False:
             every = (*self._input_names, *names), (*input_gradients, *targets)
-            bits = accumulate_bits(
-                type(self).__name__, accumulate, dict(zip(*every, strict=True))
-            )
+            bits = accumulate_bits(type(self).__name__, accumulate, dict(zip(*every, strict=True)))
         return FusedGradients(
             *_backward(self._filter, y, grad_output, bits, *xs, *input_gradients, *targets)
         )
@@ -633,7 +272,7 @@ class FusedLayer(Layer):
     @property
     def _input_names(self) -> tuple[str, ...]:
         number = len(self._input_specs)
-        return ("input",) if number == 1 else _INPUT_NAMES[:number]
+        return ("input",) if number == 1 else INPUT_NAMES[:number]
 
     def work_bytes(self, batch: int) -> int:
         """Bytes that calls with a batch of this size hold while they run, at most.
@@ -939,133 +578,7 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
         self._create((first, second), (input,), output, num_threads, copy_parameters)
 
 
-# ---- descriptions for the native side ----
-
-
-def _checked(
-    where: str, components: Sequence[FusableLayerParameters]
-) -> tuple[FusableLayerParameters, FusableLayerParameters, FusedPoolingParameters | None]:
-    """The components, if they go together."""
-    firsts = (FusedConvolutionParameters, FusedFullyConnectedParameters, _ArithmeticParameters)
-    seconds = (FusedNormalizationParameters, FusedQuantizationParameters)
-    third = components[2] if len(components) == 3 else None
-    if (
-        len(components) not in (2, 3)
-        or not isinstance(components[0], firsts)
-        or not isinstance(components[1], seconds)
-        or (
-            isinstance(components[0], _ArithmeticParameters)
-            and not isinstance(components[1], FusedNormalizationParameters)
-        )
-        or (
-            len(components) == 3
-            and not (
-                isinstance(components[1], FusedNormalizationParameters)
-                and isinstance(third, FusedPoolingParameters)
-            )
-        )
-    ):
-        got = ", ".join(type(component).__name__ for component in components) or "none"
-        raise LayerCreationError(
-            f"[{where}] components: expected a convolution or a fully connected layer, then a "
-            "normalization or a quantization, or arithmetic, then a normalization, behind which "
-            f"may be a pooling; got {got}"
-        )
-    assert third is None or isinstance(third, FusedPoolingParameters)
-    return components[0], components[1], third
-
-
-def _describe_first(
-    where: str,
-    first: FusableLayerParameters,
-    second: FusableLayerParameters,
-    inputs: Sequence[SpecLike | None],
-    output: ArraySpec | None,
-) -> tuple[int, tuple[Any, ...], tuple[ArraySpec, ...], ArraySpec]:
-    """Type, description, specs of the inputs, and the spec of what lies between the layers: packed,
-    of the shape of the output."""
-    if isinstance(first, _ArithmeticParameters):
-        return _describe_arithmetic(where, first, inputs, output)
-    if len(inputs) != 1:
-        raise LayerCreationError(f"[{where}] inputs: expected one; got {len(inputs)}")
-    value = inputs[0]
-    if isinstance(first, FusedFullyConnectedParameters):
-        spec = fully_connected.input_spec(where, value, first.weights)
-        description, between = fully_connected.describe(
-            where, spec, _between(spec, second, output), first.weights, first.bias, "identity"
-        )
-        return _FULLY_CONNECTED, description, (spec,), between
-    assert isinstance(first, FusedConvolutionParameters)
-    if value is None:
-        raise LayerCreationError(f"[{where}] input: expected the shape of a sample; got None")
-    spec = spec_of(where, "input", value)
-    description, between = convolution.describe(
-        where, spec, _between(spec, second, output), first.weights, first.bias, first.stride,
-        first.padding, first.dilation, first.groups, "identity", first.transposed,
-    )  # fmt: skip
-    return _CONVOLUTION, description, (spec,), between
-
-
-def _between(
-    spec: ArraySpec, second: FusableLayerParameters, output: ArraySpec | None
-) -> ArraySpec | None:
-    """What the first layer hands on when the output is known: values of the output's type to a
-    normalization, floats to a quantization, integers as in the input to a dequantization."""
-    if output is None:
-        return None
-    if isinstance(second, FusedNormalizationParameters):
-        return ArraySpec(output.shape, output.data_type)
-    if isinstance(second, FusedDequantizationParameters):
-        return ArraySpec(output.shape, spec.data_type)
-    return ArraySpec(output.shape, "float16" if spec.data_type == "float16" else "float32")
-
-
-def _describe_arithmetic(
-    where: str,
-    first: _ArithmeticParameters,
-    inputs: Sequence[SpecLike | None],
-    output: ArraySpec | None,
-) -> tuple[int, tuple[Any, ...], tuple[ArraySpec, ...], ArraySpec]:
-    words = ("input",) if len(first.kinds) == 1 else ("input_a", "input_b", "input_c")
-    if len(inputs) != len(first.kinds) or None in inputs:
-        raise LayerCreationError(
-            f"[{where}] inputs: expected {len(first.kinds)} for {first.function!r}; got "
-            f"{len(inputs) - list(inputs).count(None)}"
-        )
-    specs = [
-        arithmetic.operand_spec(where, word, value, kind)
-        for word, value, kind in zip(words, inputs, first.kinds, strict=False)
-    ]
-    if output is None:
-        between = arithmetic.broadcast_spec(where, specs)
-    else:
-        between = ArraySpec(output.shape, output.data_type)
-    description = arithmetic.describe(
-        where, first.function, specs, first.kinds, between, first.output_kind, "identity"
-    )
-    return _ARITHMETIC, description, tuple(specs), between
-
-
-def _describe_second(
-    where: str, second: FusableLayerParameters, between: ArraySpec, output: ArraySpec | None
-) -> tuple[int, tuple[Any, ...], ArraySpec]:
-    """Type, description and the spec of the output."""
-    if isinstance(second, FusedNormalizationParameters):
-        description = normalization.describe(
-            where, second.normalization, between, second.beta, second.gamma, second.moving_mean,
-            second.moving_variance, second.momentum, second.epsilon, second.activation,
-        )  # fmt: skip
-        return _NORM, description, between if output is None else output
-    assert isinstance(second, FusedQuantizationParameters)
-    if output is None:
-        raise LayerCreationError(
-            f"[{where}] output: expected an ArraySpec with the type wanted; got None"
-        )
-    function = int(isinstance(second, FusedDequantizationParameters))
-    description = quantization.describe(
-        where, function, between, second.scale, second.bias, second.axis, has_batch=True
-    )
-    return _QUANTIZATION, description, output
+# ---- targets of gradients ----
 
 
 def _targets(
@@ -1088,8 +601,3 @@ def _miscounted(
     return ArrayError(
         f"[{where}] {argument}: expected {len(names)}, {', '.join(names)}; got {len(got)}"
     )
-
-
-def _shown(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    return repr(value) if shape is None else f"array {tuple(shape)}"
