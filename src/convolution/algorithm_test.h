@@ -159,20 +159,8 @@ void compare_weight_gradient(Trial& t, bool accumulate, const std::string& on, c
           [&](Tensor& dw) { reference_weight_gradient.run(t.problem, call(dw), 1, nullptr); });
 }
 
-// The targets this machine can run.
-template <class Kernels>
-struct Target {
-  std::string name;
-  const Kernels* kernels;
-};
-template <class Kernels>
-std::vector<Target<Kernels>> all_targets(const Targets<Kernels>& targets) {
-  std::vector<Target<Kernels>> all;
-  for (Isa isa : {Isa::portable, Isa::avx2, Isa::avx512})
-    if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
-      all.push_back({name_of(isa), &targets.at(isa)});
-  return all;
-}
+using ::obn::test::all_targets;
+using ::obn::test::Target;
 
 // An algorithm as its tests see it: every pass for given kernels, one thread.
 template <class Kernels>

@@ -58,7 +58,7 @@ Tensor forward(const Target& on, Trial& t, bool plain, size_t threads = 2) {
                              {t.x.planes(), t.w.values.data(), y.planes(), plain ? nullptr : t.bias.values.data(),
                               plain ? nullptr : &t.activation},
                              threads, work.data());
-  CHECK(work.is_intact(), "forward on %s wrote behind its work", on.name.c_str());
+  CHECK(work.is_intact(), "forward on %s wrote behind its work", on.name);
   return y;
 }
 Tensor input_gradient(const Target& on, Trial& t, bool plain, bool accumulate, size_t threads = 2) {
@@ -68,7 +68,7 @@ Tensor input_gradient(const Target& on, Trial& t, bool plain, bool accumulate, s
                                     {t.y.planes(), t.w.values.data(), dx.planes(), accumulate,
                                      plain ? nullptr : t.in_bias.values.data(), plain ? nullptr : &t.activation},
                                     threads, work.data());
-  CHECK(work.is_intact(), "input gradient on %s wrote behind its work", on.name.c_str());
+  CHECK(work.is_intact(), "input gradient on %s wrote behind its work", on.name);
   return dx;
 }
 Tensor weight_gradient(const Target& on, Trial& t, bool accumulate, size_t threads = 2) {
@@ -76,7 +76,7 @@ Tensor weight_gradient(const Target& on, Trial& t, bool accumulate, size_t threa
   Work work(winograd::strided::weight_gradient_bytes(*on.kernels, t.problem));
   winograd::strided::weight_gradient(*on.kernels, t.problem,
                                      {t.x.planes(), t.y.planes(), dw.values.data(), accumulate}, threads, work.data());
-  CHECK(work.is_intact(), "weight gradient on %s wrote behind its work", on.name.c_str());
+  CHECK(work.is_intact(), "weight gradient on %s wrote behind its work", on.name);
   return dw;
 }
 
@@ -85,13 +85,13 @@ void check_close(Tensor got, Tensor expected, double tolerance, const char* what
                  const Problem& problem) {
   for (size_t i = 0; i < got.count(); ++i) {
     const double a = got.at(i), b = expected.at(i);
-    CHECK(std::fabs(a - b) <= tolerance, "%s on %s, %s: value %zu is %g, expected %g", what, target.name.c_str(),
+    CHECK(std::fabs(a - b) <= tolerance, "%s on %s, %s: value %zu is %g, expected %g", what, target.name,
           text_of(problem).c_str(), i, a, b);
     got.at(i) = expected.at(i) = 0.0f;
   }
   for (size_t i = 0; i < got.values.size(); ++i)
     CHECK(test::is_same(got.values[i], expected.values[i]), "%s on %s: memory between the values was touched", what,
-          target.name.c_str());
+          target.name);
 }
 
 // A sum of `terms` products is about √terms / 3; what float32 loses on the way is below 1e-5 of that.
@@ -177,7 +177,7 @@ struct Error {
 
 void check_error(const Error& ours, const Error& plain, const char* what, const Target& target, const Problem& p) {
   CHECK(ours.largest <= 4 * plain.largest && ours.squares <= 16 * plain.squares,
-        "%s on %s, %s: largest error %g times, rms error %g times the plain loop's", what, target.name.c_str(),
+        "%s on %s, %s: largest error %g times, rms error %g times the plain loop's", what, target.name,
         text_of(p).c_str(), ours.largest / plain.largest, std::sqrt(ours.squares / plain.squares));
 }
 
@@ -258,9 +258,9 @@ TEST(winograd_strided_strange_values_stay_in_their_tiles) {
         const bool may = n == 1 && v + 1 >= p && v <= p + 8 && u + 1 >= q && u <= q + 8;
         const bool must = n == 1 && v + 1 >= 2 * row && v <= 2 * row + 2 && u + 1 >= 2 * column && u <= 2 * column + 2;
         CHECK(may || got.at(i) == clean.at(i), "%g on %s at (%zu, %zu) reaches value %zu",
-              static_cast<double>(strange), on.name.c_str(), v, u, i);
+              static_cast<double>(strange), on.name, v, u, i);
         CHECK(!must || !std::isnan(strange) || std::isnan(got.at(i)),
-              "NaN on %s at (%zu, %zu) does not reach value %zu", on.name.c_str(), v, u, i);
+              "NaN on %s at (%zu, %zu) does not reach value %zu", on.name, v, u, i);
       }
     }
   }

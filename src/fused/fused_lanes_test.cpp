@@ -117,11 +117,11 @@ void check(const Kernels& kernels, const char* on, Case k, Random& random) {
 
 TEST(fused_lanes_every_target_by_the_formulas) {
   Random random{3};
-  for (const auto& target : convolution::test::all_targets(targets))
+  for (const auto& target : test::all_targets(targets))
     for (const bool clips : {true, false})
       for (const Case& k : {Case{14, 14, 99, clips}, Case{9, 7, 3, clips}, Case{2, 2, 1, clips},
                             Case{3, 12, 99, clips}, Case{12, 3, 2, clips}, Case{31, 33, 99, clips}})
-        check(*target.kernels, target.name.c_str(), k, random);
+        check(*target.kernels, target.name, k, random);
 }
 
 }  // namespace obn::fused::lanes

@@ -108,7 +108,7 @@ void check_kernels(const KernelCase& k, Random& random) {
     for (float v : dz) all_dz += static_cast<double>(v);
     CHECK(all == all_dz, "scattered %g of %g", all_dz, all);
 
-    for (const auto& target : convolution::test::all_targets(windows::targets)) {
+    for (const auto& target : test::all_targets(windows::targets)) {
       std::vector<float> y(expected.size() + 1, -7.0f);
       std::vector<uint8_t> got(winners.size() + 1, 77);
       const Planes to = {y.data(), windows.columns, count, k.o * count};
@@ -122,7 +122,7 @@ void check_kernels(const KernelCase& k, Random& random) {
                         {{from, centre.data()}, w.data(), shares ? shared.data() : nullptr, bias.data(), low, clips, to,
                          got.data()},
                         1);
-        const char* on = target.name.c_str();
+        const char* on = target.name;
         CHECK(std::equal(expected.begin(), expected.end(), y.begin()) && y.back() == -7.0f, "y on %s", on);
         CHECK(std::equal(winners.begin(), winners.end(), got.begin()) && got.back() == 77, "winners on %s", on);
       }
@@ -131,7 +131,7 @@ void check_kernels(const KernelCase& k, Random& random) {
       std::vector<std::byte> work(windows::winner_sums_bytes(plan));
       windows::winner_sums(*target.kernels, plan, {{from, centre.data()}, of_dy, winners.data()}, 1, totals.data(),
                            work.data());
-      CHECK(totals == sums, "sums on %s: N %zu O %zu (%zu, %zu, %zu)", target.name.c_str(), k.n, k.o, k.c, k.h, k.w);
+      CHECK(totals == sums, "sums on %s: N %zu O %zu (%zu, %zu, %zu)", target.name, k.n, k.o, k.c, k.h, k.w);
     }
   }
 }

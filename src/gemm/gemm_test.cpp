@@ -106,17 +106,8 @@ struct Setting {
   }
 };
 
-struct Target {
-  const char* name;
-  const Kernels* kernels;
-};
-std::vector<Target> all_targets() {
-  std::vector<Target> all;
-  for (Isa isa : kIsas)
-    if (has_isa(isa) && (all.empty() || &targets.at(isa) != all.back().kernels))
-      all.push_back({name_of(isa), &targets.at(isa)});
-  return all;
-}
+using Target = ::obn::test::Target<Kernels>;
+std::vector<Target> all_targets() { return ::obn::test::all_targets(targets); }
 
 // Equal, or as close as functions that round allow; also the memory around c.
 void check_same(const std::vector<float>& got, const std::vector<float>& expected, float tolerance, const Product& p,
