@@ -12,6 +12,7 @@
 
 #include "base/pool.h"
 #include "convolution/winograd_cut.h"
+#include "convolution/winograd_sums.h"
 
 namespace obn {
 
@@ -50,13 +51,6 @@ constexpr size_t kSharedTiles = 256;                // most tiles of a pass with
 constexpr size_t kFewTiles = 8;                     // it is shared too when fewer would fit into scratch
 constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
 constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
-constexpr size_t kSharedSum = size_t{6} << 20;      // V and Y that they make together
-constexpr size_t kSumBytes = size_t{1} << 20;       // V and Y of a block: longer sums are worth more than the cache
-constexpr size_t kSumInputs = 28;                   // most channels of x that a thread takes at a time
-constexpr size_t kLargeSum = size_t{1300} << 10;    // sums that should not be kept once per part
-constexpr size_t kParts = 16;                       // most parts of a weight gradient
-constexpr size_t kSumsPerPart = 8;                  // a part has V and Y of this many times the room of its sum,
-constexpr size_t kBlocksPerPart = 4;                // or so many blocks
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 
@@ -178,17 +172,6 @@ void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byt
 
 // ---- weight gradient ----
 
-struct SumPlan {
-  size_t v_row, y_row;
-  Cut cut;
-  bool is_shared;      // V and Y are made together
-  Matrices v, y;       // shared
-  Matrices s;          // not shared: the sum of the first part
-  size_t parts;
-  size_t part_blocks;  // blocks in a part
-  size_t floats;       // of work
-};
-
 SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   SumPlan plan;
   plan.v_row = round_up(s.in_channels, kernels.lanes);
@@ -197,22 +180,12 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   const size_t tiles = count_tiles(s.batch, s.y.out, s.x.out);
   const size_t all = tiles * per_tile, sum = bytes_per_tile(s.in_channels * plan.y_row);
   const size_t pieces = divide_up(s.in_channels, kSumInputs) * divide_up(s.out_channels, kernels.panel);
-  const size_t parts = std::clamp(std::max(all / (kSumsPerPart * sum), divide_up(all, kBlocksPerPart * kSumBytes)),
-                                  size_t{1}, kParts);
+  const size_t parts = count_parts(all, sum);
   plan.is_shared = sum > kLargeSum || (all <= kSharedSum && pieces >= parts);
   const size_t part_tiles = round_up(divide_up(tiles, parts), divide_up(as_size(s.x.out), kOutputs));  // whole rows
   const size_t wanted = plan.is_shared ? kSharedSum / per_tile : std::min(kSumBytes / per_tile, part_tiles);
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
-  if (plan.is_shared) {
-    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
-    plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
-    plan.floats = floats_of(plan.v) + floats_of(plan.y);
-  } else {
-    plan.s = matrices(work, s.in_channels, plan.y_row);
-    plan.part_blocks = divide_up(plan.cut.blocks(), parts);
-    plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
-    plan.floats = plan.parts * floats_of(plan.s);
-  }
+  plan.place(work, kPoints, s.in_channels, parts);
   return plan;
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/pool.h"
 #include "convolution/winograd_cut.h"
+#include "convolution/winograd_sums.h"
 
 namespace obn {
 
@@ -40,15 +41,8 @@ namespace {
 
 constexpr size_t kFloat = sizeof(float);
 constexpr size_t kBlockBytes = size_t{1024} << 10;  // V and products of a block, beside the weights in the same cache
-constexpr size_t kSumBytes = size_t{1} << 20;      // V and Y of a block: longer sums are worth more than the cache
-constexpr size_t kBlockColumns = 8;                // at most: so the lines that tiles read stay near
-constexpr size_t kSharedSum = size_t{6} << 20;     // V and Y that the threads make together
-constexpr size_t kSumInputs = 28;                  // most channels of x that a thread then takes at a time
-constexpr size_t kLargeSum = size_t{1300} << 10;   // sums that should not be kept once per part
-constexpr size_t kParts = 16;                      // most parts of a weight gradient
-constexpr size_t kSumsPerPart = 8;                 // a part has V and Y of this many times the room of its sum,
-constexpr size_t kBlocksPerPart = 4;               // or so many blocks
-constexpr size_t kFewTiles = 14;                   // of a block at least: a panel of the register tile
+constexpr size_t kBlockColumns = 8;                 // at most: so the lines that tiles read stay near
+constexpr size_t kFewTiles = 14;                    // of a block at least: a panel of the register tile
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
@@ -218,18 +212,11 @@ void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
 
 // ---- weight gradient ----
 
-struct SumPlan {
+struct SumPlan : winograd::SumPlan {
   KernelTaps taps;
   Grids grids;
-  size_t slot, v_row, y_row;
+  size_t slot;
   Slots v_slots;
-  Cut cut;
-  bool is_shared;      // V and Y are made together
-  Matrices v, y;       // shared
-  Matrices s;          // not shared: the sum of the first part
-  size_t parts;
-  size_t part_blocks;  // blocks in a part
-  size_t floats;       // of work
 };
 
 SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
@@ -242,22 +229,12 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   plan.v_slots = ordered_slots(plan.slot);
   const size_t per_tile = bytes_per_tile(plan.v_row + plan.y_row), sum = bytes_per_tile(plan.v_row * plan.y_row);
   const size_t all = count_tiles(s.batch, s.y.out, s.x.out) * per_tile;
-  const size_t parts = std::clamp(std::max(all / (kSumsPerPart * sum), divide_up(all, kBlocksPerPart * kSumBytes)),
-                                  size_t{1}, kParts);
+  const size_t parts = count_parts(all, sum);
   plan.is_shared = sum > kLargeSum || all <= kSharedSum;
   const size_t wanted = plan.is_shared ? std::max(kSharedSum / per_tile, kFewTiles)
                                        : tiles_per_block(kernels, plan.v_row + plan.y_row, kSumBytes);
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, kBlockColumns);
-  if (plan.is_shared) {
-    plan.v = matrices(work, plan.cut.most_tiles(), plan.v_row);
-    plan.y = matrices(work + floats_of(plan.v), plan.cut.most_tiles(), plan.y_row);
-    plan.floats = floats_of(plan.v) + floats_of(plan.y);
-  } else {
-    plan.s = matrices(work, plan.v_row, plan.y_row);
-    plan.part_blocks = divide_up(plan.cut.blocks(), parts);
-    plan.parts = divide_up(plan.cut.blocks(), plan.part_blocks);
-    plan.floats = plan.parts * floats_of(plan.s);
-  }
+  plan.place(work, kPoints, plan.v_row, parts);
   return plan;
 }
 
