@@ -89,16 +89,11 @@ class BackwardCall {
       return;
     }
     if (plan_.is_columns()) {
-      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
-      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
-        for (size_t k = first; k < first + count; ++k) columns(k);
-      });
+      by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
     } else {
-      const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
-                [&](size_t first, size_t count) {
+      by_groups(plan_, batch_, [&](size_t first, size_t end) {
         bool is_summed = false;
-        for (size_t g = first; g < first + count; ++g) is_summed = group(g, g + 1 < first + count, is_summed);
+        for (size_t g = first; g < end; ++g) is_summed = group(g, g + 1 < end, is_summed);
         if (stream_) plan_.kernels->end_streams();
       });
     }
@@ -109,10 +104,7 @@ class BackwardCall {
   // After run(): the input gradient of some samples, run by run. dx_ begins at sample `first`.
   void run_input(size_t first, size_t count) const {
     if (plan_.is_columns()) {
-      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
-      by_pieces(blocks, groups_together(blocks, count * kColumns), plan_.threads, [&](size_t from, size_t some) {
-        for (size_t k = from; k < from + some; ++k) input_columns(k, first, count);
-      });
+      by_column_blocks(plan_, count, [&](size_t block) { input_columns(block, first, count); });
       return;
     }
     const size_t runs = count * plan_.runs;

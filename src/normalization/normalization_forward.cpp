@@ -97,15 +97,9 @@ class ForwardCall {
 
   void run() {
     if (plan_.is_columns()) {
-      const size_t blocks = (plan_.runs + kColumns - 1) / kColumns;
-      by_pieces(blocks, groups_together(blocks, batch_ * kColumns), plan_.threads, [&](size_t first, size_t count) {
-        for (size_t k = first; k < first + count; ++k) columns(k);
-      });
+      by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
     } else {
-      const size_t groups = plan_.groups(batch_);
-      by_pieces(groups, groups_in_line(groups, plan_.group_values(batch_), plan_.threads), plan_.threads,
-                [&](size_t first, size_t count) {
-        const size_t end = first + count;
+      by_groups(plan_, batch_, [&](size_t first, size_t end) {
         if (plan_.is_rows) {
           rows(first, end);
         } else if (source_) {

@@ -33,6 +33,23 @@ inline size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) 
   return std::max(groups_together(groups, values), groups / (4 * threads_for(thread_limit)));
 }
 
+// body(block) for every kColumns columns of `samples` samples.
+template <class Body>
+void by_column_blocks(const Plan& plan, size_t samples, const Body& body) {
+  const size_t blocks = (plan.runs + kColumns - 1) / kColumns;
+  by_pieces(blocks, groups_together(blocks, samples * kColumns), plan.threads, [&](size_t first, size_t count) {
+    for (size_t k = first; k < first + count; ++k) body(k);
+  });
+}
+
+// body(first, end) for groups that follow one another.
+template <class Body>
+void by_groups(const Plan& plan, size_t batch, const Body& body) {
+  const size_t groups = plan.groups(batch);
+  by_pieces(groups, groups_in_line(groups, plan.group_values(batch), plan.threads), plan.threads,
+            [&](size_t first, size_t count) { body(first, first + count); });
+}
+
 // ---- workspace: counted first, then placed ----
 
 class Room {
