@@ -1,5 +1,6 @@
 // The loops, once per target. Letters and formulas as in normalization.h; all values are packed float32.
 #include "normalization/normalization.h"
+#include "simd/fused.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::normalization {
@@ -28,6 +29,7 @@ namespace {
 
 constexpr size_t kBlock = 4096;  // values that are summed in float before they go into a double
 constexpr size_t kBlockRows = 64;
+constexpr size_t kSumsTogether = 2;   // rows that are summed at a time, while γ, dβ and dγ are at hand
 constexpr size_t kWide = 4 * kLanes;  // values that are worked on at a time
 constexpr size_t kAhead = 2048;       // values between what is fetched and what is worked on, at least
 
@@ -257,24 +259,29 @@ void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments
 struct Same {
   F gamma, beta;
   [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
-  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return gamma * v; }
+  [[gnu::always_inline]] F times(F v) const { return gamma * v; }
+  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fused(gamma, a * b, c); }  // γ·a·b + c
 };
 struct Each {
   const float *gamma, *beta;
   [[gnu::always_inline]] F apply(F xhat, size_t i, size_t n) const {
     return load_part(gamma + i, n) * xhat + load_part(beta + i, n);
   }
-  [[gnu::always_inline]] F times(F v, size_t i, size_t n) const { return load_part(gamma + i, n) * v; }
+  // γ of some values, in a register.
+  [[gnu::always_inline]] Same at(size_t i, size_t n) const { return {held(load_part(gamma + i, n)), F{}}; }
 };
 struct Plain {
   [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return xhat; }
-  [[gnu::always_inline]] F times(F v, size_t, size_t) const { return v; }
+  [[gnu::always_inline]] Plain at(size_t, size_t) const { return {}; }
+  [[gnu::always_inline]] F times(F v) const { return v; }
+  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fused(a, b, c); }
 };
 
 // x̂ of a value; forward and backward share it, so that both see the same bits.
 struct Standardize {
   F mean, r, rest;
 
+  [[gnu::always_inline]] Standardize() = default;
   [[gnu::always_inline]] explicit Standardize(const Standard& s)
       : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
   [[gnu::always_inline]] Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
@@ -685,27 +692,43 @@ OBN_INLINE void choose_store(bool accumulate, bool stream, const Body& body) {
   choose(stream, [&](auto streams) { body(Is<false>{}, streams); });
 }
 
-// ---- rows, backward: the input gradient of a row is written while the next one is summed ----
+// ---- rows, backward ----
 
-// Σ g and Σ g·x̂ of a row, and what it adds to dβ and dγ.
-template <Mask mask, bool adds, class Gamma>
-struct RowSum {
-  Points<mask> points;
+template <Mask mask>
+OBN_INLINE Points<mask> points_of(const RowGradient& job, size_t k) {
+  return {job.dy[k], job.y[k], job.x[k], Standardize(job.standard[k]), {F{}, F{}}};
+}
+
+// Σ g and Σ g·x̂ of some rows, and what they add to dβ and dγ: γ is loaded, dβ and dγ are loaded and stored once for all.
+// A row has the same bits in any company.
+template <Mask mask, bool adds, size_t together, class Gamma>
+struct RowSums {
+  Points<mask> points[together];
   Gamma gamma;
   float *dbeta, *dgamma;
-  F first[4] = {}, second[4] = {};
+  F first[together][2] = {}, second[together][2] = {};
 
+  [[gnu::always_inline]] RowSums(const RowGradient& job, size_t k, const Gamma& gamma)
+      : gamma(gamma), dbeta(job.dbeta), dgamma(job.dgamma) {
+    for (size_t r = 0; r < together; ++r) points[r] = points_of<mask>(job, k + r);
+  }
   // New values of dβ and dγ.
   struct Added {
     F beta, gamma;
   };
   [[gnu::always_inline]] Added add(size_t j, size_t i, size_t n) {
-    const Point p = points.at(i, n);
-    const F product = p.dz * p.xhat;
-    first[j] += gamma.times(p.dz, i, n);
-    second[j] += gamma.times(product, i, n);
-    if (!adds) return {F{}, F{}};
-    return {load_part(dbeta + i, n) + p.dz, load_part(dgamma + i, n) + product};
+    const auto scale = gamma.at(i, n);
+    Added added = {adds ? load_part(dbeta + i, n) : F{}, adds ? load_part(dgamma + i, n) : F{}};
+#pragma GCC unroll 2
+    for (size_t r = 0; r < together; ++r) {
+      const Point p = points[r].at(i, n);
+      const F dz = held(p.dz), g = held(scale.times(dz));
+      first[r][j] += g;
+      second[r][j] = fused(g, p.xhat, second[r][j]);
+      added.beta += dz;
+      added.gamma = fused(dz, p.xhat, added.gamma);
+    }
+    return added;
   }
   [[gnu::always_inline]] void put(const Added& added, size_t i, size_t n) const {
     if (!adds) return;
@@ -713,91 +736,124 @@ struct RowSum {
     store_part(dgamma + i, added.gamma, n);
   }
   [[gnu::always_inline]] void one(size_t j, size_t i, size_t n) { put(add(j, i, n), i, n); }
+  // From i on, which is an even number of vectors.
   [[gnu::always_inline]] void rest(size_t i, size_t length) {
-    for (; i + kWide <= length; i += kWide) {
-#pragma GCC unroll 4
-      for (size_t j = 0; j < 4; ++j) one(j, i + j * kLanes, kLanes);
+    for (; i + 2 * kLanes <= length; i += 2 * kLanes) {
+      one(0, i, kLanes);
+      one(1, i + kLanes, kLanes);
     }
-    for (; i + kLanes <= length; i += kLanes) one(0, i, kLanes);
+    if (i + kLanes <= length) {
+      one(0, i, kLanes);
+      i += kLanes;
+    }
     if (i < length) one(1, i, length - i);
   }
   [[gnu::always_inline]] void means(size_t length, float* mean_g, float* mean_g_xhat) const {
     const float inverse = static_cast<float>(1.0 / static_cast<double>(length));
-    *mean_g = sum((first[0] + first[1]) + (first[2] + first[3])) * inverse;
-    *mean_g_xhat = sum((second[0] + second[1]) + (second[2] + second[3])) * inverse;
+    for (size_t r = 0; r < together; ++r) {
+      mean_g[r] = sum(first[r][0] + first[r][1]) * inverse;
+      mean_g_xhat[r] = sum(second[r][0] + second[r][1]) * inverse;
+    }
   }
 };
 
-// dx of a row.
+// dx of a row: r·(γ·dz - mean_g - x̂·mean_g_xhat) = γ·(r·dz) + (x - mean)·slope + shift
 template <Mask mask, bool accumulates, bool streams, class Gamma>
 struct RowInput {
   Points<mask> points;
   Gamma gamma;
-  F mean_g, mean_g_xhat;
+  F slope, shift;
   float* dx;
 
+  [[gnu::always_inline]] RowInput(const RowGradient& job, size_t k, const Gamma& gamma)
+      : points(points_of<mask>(job, k)), gamma(gamma), dx(job.dx[k]) {
+    const Standardize& s = points.standardize;
+    const F mean_g_xhat = splat(job.mean_g_xhat[k]);
+    slope = -s.r * (s.r * mean_g_xhat);
+    shift = -s.r * fused(s.rest, mean_g_xhat, splat(job.mean_g[k]));
+  }
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
-    const Point p = points.at(i, n);
-    const F g = gamma.times(p.dz, i, n) - mean_g;
-    F v = points.standardize.r * (g - p.xhat * mean_g_xhat);
-    if (accumulates) v += load_part(dx + i, n);
-    return v;
+    const F dz = points.at(i, n).dz, away = load_part(points.x + i, n) - points.standardize.mean;
+    const F v = gamma.at(i, n).times_plus(points.standardize.r, dz, fused(away, slope, shift));
+    return accumulates ? v + load_part(dx + i, n) : v;
   }
   [[gnu::always_inline]] void part(size_t i, size_t n) const { put<streams>(dx + i, at(i, n), n); }
+  // Writes what has to be written up to the first aligned place; where that is.
+  [[gnu::always_inline]] size_t begin(size_t length) const {
+    size_t head = streams ? head_of(dx) : 0;
+    if (head > length) head = length;
+    if (head > 0) part(0, head);
+    return head;
+  }
   [[gnu::always_inline]] void rest(size_t i, size_t length) const {
     for (; i + kLanes <= length; i += kLanes) part(i, kLanes);
     if (i < length) part(i, length - i);
   }
 };
 
-template <Mask mask>
-OBN_INLINE Points<mask> points_of(const RowGradient& job, size_t k) {
-  return {job.dy[k], job.y[k], job.x[k], Standardize(job.standard[k]), {F{}, F{}}};
+// Sums of rows k … k + together - 1, and input gradients of rows first … end - 1.
+template <Mask mask, bool adds, size_t together, class Gamma>
+OBN_INLINE void sum_rows(RowGradient* job, size_t k, const Gamma& gamma) {
+  RowSums<mask, adds, together, Gamma> sums(*job, k, gamma);
+  sums.rest(0, job->length);
+  sums.means(job->length, &job->mean_g[k], &job->mean_g_xhat[k]);
+}
+template <Mask mask, bool accumulates, bool streams, class Gamma>
+OBN_INLINE void write_rows(const RowGradient& job, size_t first, size_t end, const Gamma& gamma) {
+  for (size_t k = first; k < end; ++k) {
+    const RowInput<mask, accumulates, streams, Gamma> input(job, k, gamma);
+    input.rest(input.begin(job.length), job.length);
+  }
 }
 
-template <bool sums, bool gradients, Mask mask, bool adds, bool accumulates, bool streams, class Gamma>
+template <Mask mask, bool adds, class Gamma>
 OBN_INLINE void rows_backward(RowGradient* job, const Gamma& gamma) {
-  using Sum = RowSum<mask, adds, Gamma>;
-  using Input = RowInput<mask, accumulates, streams, Gamma>;
-  const size_t length = job->length, ahead = job->ahead, rows = job->rows;
-  // step k sums row k and writes row k - 1
-  for (size_t k = sums ? 0 : 1; k < rows + (gradients ? 1 : 0); ++k) {
-    size_t i = 0, o = 0;
-    Sum sum = {sums && k < rows ? points_of<mask>(*job, k) : points_of<mask>(*job, 0), gamma, job->dbeta, job->dgamma};
-    const size_t last = gradients && k > 0 ? k - 1 : 0;
-    const Input input = {points_of<mask>(*job, last), gamma, splat(job->mean_g[last]), splat(job->mean_g_xhat[last]),
-                         job->dx[last]};
-    if (gradients && k > 0) {
-      o = streams ? head_of(input.dx) : 0;
-      if (o > length) o = length;
-      if (o > 0) input.part(0, o);
-      for (; sums && k < rows && o + kWide <= length; o += kWide, i += kWide) {
-        F dx[4];
-        typename Sum::Added added[4];
-#pragma GCC unroll 4
-        for (size_t j = 0; j < 4; ++j) {
-          const size_t at = i + j * kLanes;
-          if (ahead > 0) {
-            prefetch(sum.points.dy + at + ahead);
-            prefetch(sum.points.x + at + ahead);
-            if (mask == Mask::output) prefetch(sum.points.y + at + ahead);
-          }
-          added[j] = sum.add(j, at, kLanes);
-          dx[j] = input.at(o + j * kLanes, kLanes);
-        }
-#pragma GCC unroll 4
-        for (size_t j = 0; j < 4; ++j) {
-          sum.put(added[j], i + j * kLanes, kLanes);
-          put<streams>(input.dx + o + j * kLanes, dx[j], kLanes);
-        }
-      }
-      input.rest(o, length);
-    }
-    if (sums && k < rows) {
-      sum.rest(i, length);
-      sum.means(length, &job->mean_g[k], &job->mean_g_xhat[k]);
-    }
+  size_t k = 0;
+  for (; k + kSumsTogether <= job->rows; k += kSumsTogether) {
+    sum_rows<mask, adds, kSumsTogether>(job, k, gamma);
+    write_rows<mask, false, false>(*job, k, k + kSumsTogether, gamma);
   }
+  for (; k < job->rows; ++k) {
+    sum_rows<mask, adds, 1>(job, k, gamma);
+    write_rows<mask, false, false>(*job, k, k + 1, gamma);
+  }
+}
+
+// The same past the caches: a row is written while the next one is summed, so that memory is read and written at the
+// same time.
+template <Mask mask, bool adds, class Gamma>
+OBN_INLINE void rows_backward_streamed(RowGradient* job, const Gamma& gamma) {
+  const size_t length = job->length, ahead = job->ahead;
+  sum_rows<mask, adds, 1>(job, 0, gamma);
+  for (size_t k = 1; k < job->rows; ++k) {
+    RowSums<mask, adds, 1, Gamma> sums(*job, k, gamma);
+    const RowInput<mask, false, true, Gamma> input(*job, k - 1, gamma);
+    size_t i = 0, o = input.begin(length);
+    for (; o + 2 * kLanes <= length; o += 2 * kLanes, i += 2 * kLanes) {
+      F dx[2];
+      typename RowSums<mask, adds, 1, Gamma>::Added added[2];
+#pragma GCC unroll 2
+      for (size_t j = 0; j < 2; ++j) {
+        const size_t at = i + j * kLanes;
+        if (ahead > 0) {
+          prefetch(sums.points[0].dy + at + ahead);
+          prefetch(sums.points[0].x + at + ahead);
+          if (mask == Mask::output) prefetch(sums.points[0].y + at + ahead);
+        }
+        added[j] = sums.add(j, at, kLanes);
+        dx[j] = input.at(o + j * kLanes, kLanes);
+      }
+#pragma GCC unroll 2
+      for (size_t j = 0; j < 2; ++j) {
+        sums.put(added[j], i + j * kLanes, kLanes);
+        put<true>(input.dx + o + j * kLanes, dx[j], kLanes);
+      }
+    }
+    input.rest(o, length);
+    sums.rest(i, length);
+    sums.means(length, &job->mean_g[k], &job->mean_g_xhat[k]);
+  }
+  write_rows<mask, false, true>(*job, job->rows - 1, job->rows, gamma);
 }
 
 // body(With<mask>{}, γ)
@@ -816,17 +872,15 @@ OBN_INLINE void choose_row(const RowGradient& job, const Body& body) {
 void row_sums(RowGradient* job) {
   choose_row(*job, [&](auto with, const auto& gamma) {
     choose(job->dgamma != nullptr, [&](auto adds) {
-      rows_backward<true, false, decltype(with)::mask, decltype(adds)::yes, false, false>(job, gamma);
+      for (size_t k = 0; k < job->rows; ++k) sum_rows<decltype(with)::mask, decltype(adds)::yes, 1>(job, k, gamma);
     });
   });
 }
 
 void row_gradient(const RowGradient& job) {
-  RowGradient same = job;
   choose_row(job, [&](auto with, const auto& gamma) {
     choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
-      rows_backward<false, true, decltype(with)::mask, false, decltype(accumulates)::yes, decltype(streams)::yes>(
-          &same, gamma);
+      write_rows<decltype(with)::mask, decltype(accumulates)::yes, decltype(streams)::yes>(job, 0, job.rows, gamma);
     });
   });
 }
@@ -839,10 +893,9 @@ void row_backward(RowGradient* job) {
   }
   choose_row(*job, [&](auto with, const auto& gamma) {
     choose(job->dgamma != nullptr, [&](auto adds) {
-      choose(job->stream, [&](auto streams) {
-        rows_backward<true, true, decltype(with)::mask, decltype(adds)::yes, false, decltype(streams)::yes>(job,
-                                                                                                            gamma);
-      });
+      constexpr Mask mask = decltype(with)::mask;
+      if (job->stream) return rows_backward_streamed<mask, decltype(adds)::yes>(job, gamma);
+      rows_backward<mask, decltype(adds)::yes>(job, gamma);
     });
   });
 }
