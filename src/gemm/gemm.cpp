@@ -39,6 +39,7 @@ constexpr size_t kAlone = size_t{1} << 18;
 constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
 constexpr size_t kMostPerThread = 8;            // tickets; the more, the less the others wait for the last one
 constexpr size_t kFewestRows = 128;             // of a ticket that packs or copies b for itself
+constexpr size_t kFewestNarrow = 16;            // the same where c is too narrow to be cut across
 
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
@@ -93,19 +94,25 @@ bool can_be_plain(const Product& p) {
   return (a_span + b_span) * sizeof(float) <= kMostBytes;
 }
 
-// The cheapest way for float32 operands, counted in vector multiply-adds. The other constants are measured: what it
-// costs to pack or turn a value, and to bring a dot product from lanes to one number.
+// Costs are counted in vector multiply-adds. The constants are measured: what it costs to pack or turn a value, and to
+// bring a dot product from lanes to one number.
+constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
+
+double cost_of_dots(const Product& p, Way way, size_t lanes) {
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  return m * n * (k / static_cast<double>(lanes) + kSum) + (way == Way::turned ? kTurn * n * k : 0.0);
+}
+
+// The cheapest way for float32 operands.
 Way way_of(const Product& p, const Kernels& kernels) {
-  constexpr double kPack = 0.5, kTurn = 0.6, kSum = 6.0;
   constexpr size_t kMostTurned = 1 << 18;  // floats of b, in scratch
   if (p.k == 0) return Way::plain;
   const size_t lanes = kernels.floats.tile_columns / 2;
   const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
   const double tiles = m * k * static_cast<double>(divide_up(p.n, lanes));
-  const double sums = m * n * (k / static_cast<double>(lanes) + kSum);
   if (p.a.column == 1 && p.b.row == 1) {
     const double packing = kPack * k * (is_a_in_place(p, p.n, kernels.floats.tile_columns) ? n : m + n);
-    return sums < tiles + packing ? Way::dots : Way::packed;
+    return cost_of_dots(p, Way::dots, lanes) < tiles + packing ? Way::dots : Way::packed;
   }
   if (p.b.column != 1) return Way::packed;
   if (p.m == 1) return Way::few_rows;
@@ -113,7 +120,7 @@ Way way_of(const Product& p, const Kernels& kernels) {
   const bool packs_a = way == Way::packed && !is_a_in_place(p, p.n, kernels.floats.tile_columns);
   const double cost = tiles + (packs_a ? kPack * m * k : 0.0);
   const bool can_turn = p.a.column == 1 && p.n * p.k <= kMostTurned;
-  return can_turn && sums + kTurn * n * k < cost ? Way::turned : way;
+  return can_turn && cost_of_dots(p, Way::turned, lanes) < cost ? Way::turned : way;
 }
 
 // ---- cuts ----
@@ -146,7 +153,8 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
     const size_t depth = steps_of(p, packing).depth;
     const size_t most = std::max(second_level_cache() * 5 / 8 / sizeof(float) / depth, packing.tile_rows);
     cut.rows = even_part(p.m, std::min<size_t>(most, 1024));
-    if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, kFewestRows));
+    const size_t fewest = p.n <= packing.tile_columns ? kFewestNarrow : kFewestRows;
+    if (divide_up(p.m, cut.rows) < wanted) cut.rows = std::max(divide_up(p.m, wanted), std::min(p.m, fewest));
     cut.rows = std::min(round_up(cut.rows, packing.row_unit), p.m);
   } else if (p.m >= p.n || way == Way::turned) {
     cut.rows = divide_up(p.m, wanted);
@@ -200,7 +208,7 @@ struct PackedRun {
   }
   size_t before_a() const { return round_up(steps.depth * packing.tile_columns, kLine); }  // in scratch
   bool reuses_a() const {
-    const bool widens_b = is_b_widened(p, cut.rows, packing.tile_rows);
+    const bool widens_b = is_b_widened(p, cut.rows, packing.widened_rows);
     const bool packs_a = packing.word_values > 1 || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
     return packs_a && cut.across > 1;
   }
@@ -209,7 +217,8 @@ struct PackedRun {
   Shared shared(float* work) const {
     const bool is_float = packing.word_values == 1, packs_b = !is_float || !is_b_in_place(p);
     const size_t words_of_b = words_of(p.n, p, packing.word_values);
-    const bool b_pays = cut.down > 1 && (!is_float || (cut.down - 1) * words_of_b >= kFewestAgain);
+    const bool is_cheap = is_float || p.n <= packing.tile_columns;
+    const bool b_pays = cut.down > 1 && (!is_cheap || (cut.down - 1) * words_of_b >= kFewestAgain);
     Shared found;
     if (work && reuses_a() && !keeps_a() && can_share(words_of(p.m, p, packing.word_values))) found.a = work;
     if (work && b_pays && packs_b && can_share(words_of_b))
@@ -282,13 +291,29 @@ constexpr size_t kMostWidened = kScratchBytes / 4 / sizeof(float);
 constexpr size_t kPieceOfOperand = size_t{1} << 15;
 constexpr size_t kFewestLines = 20;  // of a piece: whole tiles of dot products
 
-bool widens_by_rows(const Product& p) { return p.m >= p.n || (p.activation && !p.activation->is_elementwise()); }
+// A narrow b that is read where it lies has rows too short for pieces of its columns.
+bool widens_by_rows(const Product& p, Way way) {
+  return p.m >= p.n || way == Way::plain || (p.activation && !p.activation->is_elementwise());
+}
 
 bool can_widen(const Product& p, Way way) {
   constexpr size_t kSmall = size_t{1} << 14;
   if (way == Way::packed) return p.m * p.k <= kSmall;
   if (way == Way::few_rows) return p.m * p.k <= kMostWidened;
-  return (widens_by_rows(p) ? p.n : p.m) * p.k <= kMostWidened && kFewestLines * p.k <= kMostWidened;
+  return (widens_by_rows(p, way) ? p.n : p.m) * p.k <= kMostWidened && kFewestLines * p.k <= kMostWidened;
+}
+
+// Whether few columns of bfloat16 are cheaper as pairs than as dot products. Measured too: what it costs to pair two
+// rows of b, or what lies along its columns. The sums differ, so where the operands lie must not count.
+bool pairs_beat_dots(const Product& p, Way way, const Kernels& kernels) {
+  constexpr double kPairRows = 4.0, kPairColumns = 10.0;  // for each value of k
+  const size_t lanes = kernels.floats.tile_columns / 2;
+  const double m = static_cast<double>(p.m), k = static_cast<double>(p.k);
+  const double tiles = m * k / 2 * static_cast<double>(divide_up(p.n, lanes));
+  Product in_words = p;
+  in_words.a.data = nullptr;
+  const double of_a = is_paired_a_in_place(in_words, p.n) ? 0.0 : kPack * m * k;
+  return tiles + of_a + (p.b.column == 1 ? kPairRows : kPairColumns) * k < cost_of_dots(p, way, lanes);
 }
 
 Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs) {
@@ -296,11 +321,12 @@ Choice choice_of(const Product& p, const Kernels& kernels, const Packing* pairs)
   Product floats = p;
   floats.a.type = floats.b.type = BNNSDataTypeFloat32;
   const Way way = way_of(floats, kernels);
-  if (way == Way::packed && is_b_widened(p, p.m, kernels.floats.tile_rows)) return {.way = way};
-  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p), is_small = p.m < few_rows || p.n < few_columns;
-  if (may_pair && !is_small && (!is_float32(p) || way == Way::packed || way == Way::plain))
-    return {.way = Way::packed, .as_pairs = true};
   const bool are_dots = way == Way::dots || way == Way::turned;
+  const bool may_pair = pairs && p.k > 0 && can_be_pairs(p);
+  const bool is_narrow = p.n < few_columns && (is_float32(p) || (are_dots && !pairs_beat_dots(p, way, kernels)));
+  if (may_pair && p.m >= few_rows && !is_narrow && (!is_float32(p) || way == Way::packed || way == Way::plain))
+    return {.way = Way::packed, .as_pairs = true};
+  if (way == Way::packed && is_b_widened(p, p.m, kernels.floats.widened_rows)) return {.way = way};
   const bool may_be_halves = p.a.type == p.b.type && (p.a.type == BNNSDataTypeBFloat16 || kernels.dots_float16);
   if (is_float32(p) || (are_dots && may_be_halves)) return {.way = way};
   if (can_widen(p, way) && !(may_pair && way == Way::packed)) return {.way = way, .widens = true};
@@ -354,7 +380,7 @@ void run_widened(const Kernels& kernels, Way way, const Product& p, const Block&
     const Product q = widened(p, {true, false}, block, kernels, &work);
     return run_block(kernels, way, q, {0, q.m, 0, q.n}, work);
   }
-  const bool by_rows = widens_by_rows(p);
+  const bool by_rows = widens_by_rows(p, way);
   const Product q = widened(p, {!by_rows, by_rows}, block, kernels, &work);
   const size_t values = way == Way::turned ? 2 * kPieceOfOperand : kPieceOfOperand;  // b is turned for every piece
   const size_t lines = by_rows ? q.m : q.n, step = round_up(std::max<size_t>(values / p.k, 1), kFewestLines);
@@ -398,7 +424,7 @@ size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
   // Products narrower than a tile are not cut across.
   if (p.n > kNarrowestTile && !keeps_a && can_share(words_of(p.m, p, word_values)))
     words += rows * steps + divide_up(p.m, kLowestBlock) * kLine;
-  if (p.m > kLowestBlock && packs_b && can_share(words_of(p.n, p, word_values)))
+  if (p.m > (p.n <= kWidestTile ? kFewestNarrow : kLowestBlock) && packs_b && can_share(words_of(p.n, p, word_values)))
     words += round_up(p.n, kWidestTile) * steps;
   return words;
 }

@@ -88,6 +88,12 @@ struct Half {
   OBN_INLINE void put(uint16_t* p, F v) { kBrain ? store_bfloat16(p, v) : store_float16(p, v); }
 };
 
+#if defined(__F16C__) || defined(__AVX512F__)
+constexpr bool kConvertsFast = true;  // float16
+#else
+constexpr bool kConvertsFast = false;  // once is enough
+#endif
+
 template <class Type>
 OBN_INLINE F up_to(const typename Type::Value* p, size_t n) {
   return n >= kLanes ? Type::whole(p) : Type::some(p, n);
@@ -270,6 +276,9 @@ struct HalfStep : FusedStep {
 template <bool kBrain>
 constexpr const TileHeights& widening_tiles = tiles_of<true, false, HalfStep<kBrain>>;
 
+// Rows up to which converting b again for every panel costs less than packing it once.
+constexpr size_t kWidenedRows = kConvertsFast ? 42 : kTileRows;
+
 // One tile's width of columns, one cut of k, all rows of the block.
 struct Strip {
   const Product& product;
@@ -302,18 +311,26 @@ void fetch_next(const Strip& s, size_t r, Tile* t) {
 // Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
 OBN_INLINE size_t apart(size_t depth) { return depth + 16; }
 
-// A single panel of packed a, b of half values where it lies.
+// Panels of packed a, b of half values where it lies. The second one fetches b of the next strip.
 void multiply_widened(const Strip& s) {
   const Product& p = s.product;
+  const Panels panels(s.block.rows);
+  const TileHeights& tiles = p.b.type == BNNSDataTypeBFloat16 ? widening_tiles<true> : widening_tiles<false>;
+  const bool has_next = s.column + s.columns < s.block.column + s.block.columns && p.b.row % 2 == 0;
   Tile t;
   t.k = s.depth;
-  begin(p, s.block.row, s.column, s.columns, s.first == 0, &t);
-  t.a = s.a;
   t.a_row = 1;
-  t.a_step = s.block.rows;
   t.b = reinterpret_cast<const float*>(values<uint16_t>(p.b, s.first, s.column));
   t.b_step = p.b.row;
-  (p.b.type == BNNSDataTypeBFloat16 ? widening_tiles<true> : widening_tiles<false>).of[s.block.rows](t, nullptr);
+  for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
+    const size_t rows = panels.rows_of(r);
+    begin(p, s.block.row + i, s.column, s.columns, s.first == 0, &t);
+    t.a = s.a + i * s.depth;
+    t.a_step = rows;
+    t.ahead = has_next && r == 1 ? t.b + s.columns / 2 : nullptr;
+    t.ahead_step = t.ahead ? p.b.row / 2 : 0;
+    tiles.of[rows](t, nullptr);
+  }
 }
 
 void multiply_strip(const Strip& s) {
@@ -357,7 +374,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   float* behind = work + depth * kTileColumns;
   // A single tile's width: every row of a is read once, so that its panels are converted rather than packed.
   const bool is_half = p.a.type != BNNSDataTypeFloat32, is_narrow = block.columns <= kTileColumns;
-  const bool widens = !packed_b && is_b_widened(p, block.rows, kTileRows);
+  const bool widens = !packed_b && is_b_widened(p, block.rows, kWidenedRows);
   const bool converts = !packed_a && is_half && is_narrow && p.a.column == 1 && !widens;
   const bool a_in_place = is_a_in_place(p, block.columns, kTileColumns) && !widens;
   float* own_a = packed_a || converts || a_in_place ? nullptr : behind;
@@ -596,15 +613,9 @@ void turn(const Product& p, const Block& block, typename Type::Value* copy) {
   }
 }
 
-#if defined(__F16C__) || defined(__AVX512F__)
-constexpr bool kDotsFloat16 = true;
-#else
-constexpr bool kDotsFloat16 = false;  // converting is slow: once is enough
-#endif
-
 void dots(const Product& p, const Block& block) {
   if (p.a.type == BNNSDataTypeBFloat16) return dots_of<DotBrain>(p, block);
-  if constexpr (kDotsFloat16)
+  if constexpr (kConvertsFast)
     if (p.a.type == BNNSDataTypeFloat16) return dots_of<DotFloat16>(p, block);
   dots_of<DotFloat32>(p, block);
 }
@@ -618,7 +629,7 @@ void turned(const Product& p, const Block& block, float* work) {
   q.column_bias = p.column_bias ? p.column_bias + block.column : nullptr;
   if (p.b.type == BNNSDataTypeBFloat16) {
     turn<Half<true>>(p, block, reinterpret_cast<uint16_t*>(work));
-  } else if (kDotsFloat16 && p.b.type == BNNSDataTypeFloat16) {
+  } else if (kConvertsFast && p.b.type == BNNSDataTypeFloat16) {
     turn<Half<false>>(p, block, reinterpret_cast<uint16_t*>(work));
   } else {
     turn<Float32>(p, block, work);
@@ -708,8 +719,8 @@ void few_rows(const Product& p, const Block& block, float* work) {
 }  // namespace
 
 extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, pack_a, pack_b, packed}, plain, dots, turned,
-                                      kDotsFloat16, widen, few_rows};
+const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, kWidenedRows, pack_a, pack_b, packed},
+                                    plain, dots, turned, kConvertsFast, widen, few_rows};
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET

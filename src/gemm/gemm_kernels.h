@@ -31,9 +31,9 @@ inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose o
   return p.b.type == BNNSDataTypeFloat32 && p.b.column == 1;
 }
 
-// The same for half values: a single panel of rows would not pay for packing them.
-[[gnu::always_inline]] inline bool is_b_widened(const Product& p, size_t rows, size_t tile_rows) {
-  return p.b.type != BNNSDataTypeFloat32 && p.b.column == 1 && rows <= tile_rows;
+// The same for half values: few rows would not pay for packing them. See Packing::widened_rows.
+[[gnu::always_inline]] inline bool is_b_widened(const Product& p, size_t rows, size_t widened_rows) {
+  return p.b.type != BNNSDataTypeFloat32 && p.b.column == 1 && rows <= widened_rows;
 }
 
 // The same for a: when a block has too few columns to pay for packing. A turned a has the rows of a panel side by side,
@@ -67,6 +67,7 @@ struct Packing {
   size_t word_values;  // values of k in a word: 1 or 2
   size_t row_unit;     // a packed block of a has a multiple of this many rows, zeros at the end
   size_t step_unit;    // and lines of a and b a multiple of this many steps
+  size_t widened_rows; // of a block, up to which every panel converts a b of half values where it lies; 0: none does
 
   // Rows [row, row + rows) of a, steps [first, first + depth) of k, panel by panel; only those of one part of several.
   // A panel is [depth][its rows], or whatever `packed` wants.

@@ -109,6 +109,6 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
 }  // namespace
 
 extern const obn::gemm::Packing pairs;
-const obn::gemm::Packing pairs = {kTileRows, kTileColumns, 2, 1, 1, pack_a, pack_b, packed};
+const obn::gemm::Packing pairs = {kTileRows, kTileColumns, 2, 1, 1, 0, pack_a, pack_b, packed};
 
 }  // namespace obn::OBN_TARGET::gemm

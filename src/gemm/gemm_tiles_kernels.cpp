@@ -143,6 +143,6 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
 }  // namespace
 
 extern const obn::gemm::Packing tile_pairs;
-const obn::gemm::Packing tile_pairs = {kRows, kColumns, 2, kTileSide, kTileSide, pack_a, pack_b, packed};
+const obn::gemm::Packing tile_pairs = {kRows, kColumns, 2, kTileSide, kTileSide, 0, pack_a, pack_b, packed};
 
 }  // namespace obn::OBN_TARGET::gemm
