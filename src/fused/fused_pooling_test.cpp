@@ -469,6 +469,44 @@ TEST(fused_windows_every_target_by_the_formulas) {
   check_kernels({1, 1, 3, 14, 18, 5, 1, 2, 2, 2}, random);
   check_kernels({1, 1, 3, 60, 130, 3, 1, 1, 2, 2}, random);  // several bands
   check_kernels({1, 1, 2, 21, 18, 3, 1, 1, 1, 2}, random);   // windows of one pixel
+  // Samples whose last windows share vectors: whole groups and what is left of one.
+  check_kernels({33, 1, 7, 20, 20, 3, 1, 1, 2, 2}, random);
+  check_kernels({35, 1, 4, 12, 12, 3, 1, 1, 2, 2}, random);
+  check_kernels({6, 1, 3, 28, 28, 3, 1, 1, 2, 2}, random);
+  check_kernels({33, 1, 5, 10, 14, 3, 1, 1, 2, 2}, random);
+}
+
+TEST(fused_windows_samples_do_not_see_each_other) {
+  constexpr size_t kBatch = 11, kOutputs = 5, kSize = 20, kWindows = 100;
+  Random random{2};
+  std::vector<float> x = random.values(kBatch * kSize * kSize), w = random.values(kOutputs * 9);
+  const std::vector<float> bias = random.values(kOutputs);
+  x[2 * kSize * kSize + kSize * kSize - 1] = std::numeric_limits<float>::quiet_NaN();  // in the last window
+  x[5 * kSize * kSize + 7] = 3e38f;
+  const Axis axis = {kSize, kSize, 3, 1, 1, 1};
+  const auto run = [&](const windows::Kernels& kernels, size_t first, size_t n, float* y, uint8_t* winners) {
+    windows::Plan plan;
+    CHECK(windows::make_plan({n, 1, kOutputs, 1, axis, axis}, {10, 10, 2, 2, 2, 2}, &plan), "no plan");
+    std::vector<float> shared(kOutputs * 12);
+    windows::share_weights(plan, w.data(), shared.data());
+    const Planes from = {x.data() + first * kSize * kSize, kSize, kSize * kSize, kSize * kSize};
+    windows::maxima(kernels, plan,
+                    {{from, nullptr}, w.data(), shared.data(), bias.data(), 0.0f, true,
+                     {y, 10, kWindows, kOutputs * kWindows}, winners},
+                    1);
+  };
+  for (const auto& target : convolution::test::all_targets(windows::targets)) {
+    std::vector<float> all(kBatch * kOutputs * kWindows), alone(all.size());
+    std::vector<uint8_t> winners(all.size()), winners_alone(all.size());
+    run(*target.kernels, 0, kBatch, all.data(), winners.data());
+    for (size_t n = 0; n < kBatch; ++n) {
+      const size_t at = n * kOutputs * kWindows;
+      run(*target.kernels, n, 1, alone.data() + at, winners_alone.data() + at);
+    }
+    CHECK(std::memcmp(all.data(), alone.data(), all.size() * sizeof(float)) == 0, "y on %s", target.name.c_str());
+    CHECK(winners == winners_alone, "winners on %s", target.name.c_str());
+    CHECK(std::isnan(all[2 * kOutputs * kWindows + kWindows - 1]), "no NaN on %s", target.name.c_str());
+  }
 }
 
 TEST(fused_pooling_equals_the_pair_and_the_pooling) {

@@ -41,6 +41,8 @@ constexpr size_t kMostPlaceFloats = size_t{1} << 18;  // never more: 1 MiB
 constexpr size_t kPiecePixels = size_t{1} << 15;      // of all planes, in one piece: some 10 us
 constexpr size_t kSegmentWindows = size_t{1} << 16;   // of one plane, summed in one go: bounds the rounding error
 constexpr size_t kLeastSegments = 8;
+constexpr size_t kJoined = 4;                         // samples whose last windows the kernels like to join
+constexpr size_t kLeastPieces = 8;                    // where they are
 
 // What a row of windows reaches, as an axis whose outputs are the windows.
 Axis axis_of_windows(const Axis& axis, size_t windows, size_t kernel, size_t stride) {
@@ -107,7 +109,8 @@ void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t thread
   for (size_t o = 0; o < s.out_channels; ++o) call.most_bias += std::fabs(call.bias[o]);
   const size_t units = s.batch * plan.stage.bands;
   const size_t pixels = s.out_channels * plan.pixels * plan.stage.band * as_size(s.x.out);
-  const size_t per_piece = std::max<size_t>(1, kPiecePixels / pixels);
+  size_t per_piece = std::max<size_t>(1, kPiecePixels / pixels);
+  if (plan.in_pairs && units >= kLeastPieces * kJoined) per_piece = (per_piece + kJoined - 1) / kJoined * kJoined;
   parallel((units + per_piece - 1) / per_piece, threads, [&](size_t i) {
     kernels.maxima(plan, call, i * per_piece, std::min(per_piece, units - i * per_piece), scratch());
   });

@@ -30,6 +30,8 @@ constexpr size_t kShared = 3;   // where rows share products; not worth it with 
 #endif
 constexpr size_t kPixels = 4;
 
+constexpr size_t kMostJoined = size_t{1} << 13;  // floats of the places of samples done together: a first-level cache
+
 // ---- the places ----
 
 // The stage of small images under windows two pixels apart, where every row of x is loaded once and split into its even
@@ -313,35 +315,142 @@ float total_of(const Plan& plan, const float* x, size_t windows) {
   return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
+// n <= kLanes / 2, most often some fours.
+template <class T>
+OBN_INLINE void copy_few(const T* from, size_t n, T* to) {
+#pragma GCC unroll 2
+  for (size_t i = 0; i < kLanes / 2; i += 4)
+    if (i + 4 <= n) __builtin_memcpy(to + i, from + i, 4 * sizeof(T));
+#pragma GCC unroll 1
+  for (size_t i = n / 4 * 4; i < n; ++i) to[i] = from[i];
+}
+
+// The windows behind the last whole vector of several samples, side by side in one vector: 100 windows are 6 vectors
+// and a quarter, and four samples 25 vectors instead of 28.
+struct Ends {
+  size_t windows;  // of a sample; 0: samples are not joined
+  size_t block;    // floats between the places of two samples
+  size_t samples;
+  size_t sample[kLanes];
+  alignas(sizeof(F)) float x[kReach * kReach * kLanes];
+
+  explicit Ends(const Plan& plan) : samples(0) {
+    const size_t all = plan.stage.rows * as_size(plan.stage.problem.x.out);
+    windows = all % kLanes;
+    block = (all + kLanes - 1) / kLanes * plan.places * kLanes;
+    const bool is_whole = plan.in_pairs && plan.taps == kSide * kSide && plan.stage.band >= plan.stage.rows;
+    if (!is_whole || 2 * windows > kLanes || 2 * block > kMostJoined) windows = 0;
+    for (float& place : x) place = 0.0f;
+  }
+
+  bool is_full() const { return (samples + 1) * windows > kLanes || (samples + 1) * block > kMostJoined; }
+
+  // Of sample n; from: its places.
+  void take(size_t n, const float* from) {
+    const float* last = from + block - kReach * kReach * kLanes;
+    for (size_t i = 0; i < kReach * kReach; ++i)
+      copy_few(last + i * kLanes, windows, x + i * kLanes + samples * windows);
+    sample[samples++] = n;
+  }
+};
+
+// Units, one after the other, then what is left of their ends.
+class Units {
+ public:
+  Units(const Plan& plan, const Maxima& f) : plan_(plan), f_(f), ends_(plan) {}
+
+  // Where the places of the next unit go.
+  float* room(float* x) const { return x + ends_.samples * ends_.block; }
+
+  // x: the places of `rows` rows of windows of sample n, which are changed.
+  void run(size_t n, size_t from, size_t rows, float* x) {
+    const size_t windows = rows * columns_;
+    // Numbers so far from the largest one that no sum can be NaN.
+    const bool is_plain = total_of(plan_, x, windows) * f_.most_weight + f_.most_bias < 1e37f;
+    const bool by_pairs = is_plain && plan_.in_pairs && plan_.taps == kSide * kSide;
+    if (by_pairs && shares_) share_places(plan_, windows, x);
+    if (by_pairs && ends_.windows > 0) {
+      ends_.take(n, x);
+      if (ends_.is_full()) finish(x - (ends_.samples - 1) * ends_.block);
+      return;
+    }
+    each_part(x, by_pairs, [&](Run& run, size_t o, size_t count, Largest* largest) {
+      run.y = f_.y.data + n * f_.y.sample + o * f_.y.plane + from * f_.y.row;
+      run.y_plane = f_.y.plane;
+      if (f_.winners) run.winners = f_.winners + (n * outputs_ + o) * all_ + from * columns_;
+      run.winners_plane = all_;
+      largest(run, count, windows);
+    });
+  }
+
+  void finish(const float* x) {
+    const size_t samples = ends_.samples, n = ends_.windows, plane = f_.y.plane, all = all_;
+    if (samples == 0) return;
+    alignas(sizeof(F)) float y[kOutputs * kLanes];
+    uint8_t winners[kOutputs * kLanes];
+    each_part(ends_.x, true, [&](Run& run, size_t o, size_t count, Largest* largest) {
+      run.y = y;
+      run.winners = f_.winners ? winners : nullptr;
+      run.y_plane = run.winners_plane = kLanes;
+      largest(run, count, kLanes);
+      run.y_plane = plane;
+      run.winners_plane = all;
+      for (size_t i = 0; i < samples; ++i) {
+        const size_t s = ends_.sample[i];
+        run.x = x + i * ends_.block;
+        run.y = f_.y.data + s * f_.y.sample + o * plane;
+        if (f_.winners) run.winners = f_.winners + (s * outputs_ + o) * all;
+        largest(run, count, all - n);
+        for (size_t k = 0; k < count; ++k) {
+          copy_few(y + k * kLanes + i * n, n, run.y + k * plane + all - n);
+          if (run.winners) copy_few(winners + k * kLanes + i * n, n, run.winners + k * all + all - n);
+        }
+      }
+    });
+    ends_.samples = 0;
+  }
+
+ private:
+  using Largest = void(const Run& s, size_t outputs, size_t n);
+
+  // Calls body(run, o, count, function) for some outputs after the other; the run has all but its results.
+  template <class Body>
+  void each_part(const float* x, bool by_pairs, const Body& body) {
+    const bool shares = by_pairs && shares_;
+    const float* w = shares ? f_.shared : f_.w;
+    const size_t weights = shares ? kSide * kReach : plan_.taps;
+    Largest* largest = shares ? largest_of<Way::shared> : by_pairs ? largest_of<Way::pairs> : largest_of<Way::any>;
+    for (size_t o = 0; o < outputs_;) {
+      const size_t now = narrow::next_part(outputs_ - o, shares ? kShared : kOutputs);
+      Run run = {x, plan_.places, plan_.place, plan_.pixels, plan_.taps, w + o * weights, f_.bias + o, f_.low, f_.clips,
+                 nullptr, 0, nullptr, 0};
+      body(run, o, now, largest);
+      o += now;
+    }
+  }
+
+  const Plan& plan_;
+  const Maxima& f_;
+  const size_t columns_ = as_size(plan_.stage.problem.x.out), outputs_ = plan_.stage.problem.out_channels;
+  const size_t all_ = plan_.stage.rows * columns_;  // windows of a plane
+  const bool shares_ = f_.shared && kShared > 1;
+  Ends ends_;
+};
+
 void maxima(const Plan& plan, const Maxima& f, size_t first_unit, size_t units, std::byte* work) {
   const narrow::Plan& stage = plan.stage;
-  const size_t columns = as_size(stage.problem.x.out), outputs = stage.problem.out_channels;
-  const size_t windows = stage.rows * columns;
   float* staged = reinterpret_cast<float*>(work);
   float* x = staged + round_up(stage.stage_floats);
+  Units all(plan, f);
   for (size_t unit = first_unit; unit < first_unit + units; ++unit) {
     const size_t n = unit / stage.bands, from = unit % stage.bands * stage.band;
     if (from >= stage.rows) continue;
     const size_t rows = least(stage.band, stage.rows - from);
-    lay_out_places(plan, f.x, n, from, rows, staged, x);
-    // Numbers so far from the largest one that no sum can be NaN.
-    const bool is_plain = total_of(plan, x, rows * columns) * f.most_weight + f.most_bias < 1e37f;
-    const bool by_pairs = is_plain && plan.in_pairs && plan.taps == kSide * kSide;
-    const bool shares = by_pairs && f.shared && kShared > 1;
-    if (shares) share_places(plan, rows * columns, x);
-    const float* w = shares ? f.shared : f.w;
-    const size_t weights = shares ? kSide * kReach : plan.taps;
-    for (size_t o = 0; o < outputs;) {
-      const size_t now = narrow::next_part(outputs - o, shares ? kShared : kOutputs);
-      uint8_t* winners = f.winners ? f.winners + (n * outputs + o) * windows + from * columns : nullptr;
-      const Run run = {x, plan.places, plan.place, plan.pixels, plan.taps, w + o * weights, f.bias + o, f.low, f.clips,
-                       f.y.data + n * f.y.sample + o * f.y.plane + from * f.y.row, f.y.plane, winners,
-                       windows};
-      (shares ? largest_of<Way::shared> : by_pairs ? largest_of<Way::pairs> : largest_of<Way::any>)(run, now,
-                                                                                                   rows * columns);
-      o += now;
-    }
+    float* here = all.room(x);
+    lay_out_places(plan, f.x, n, from, rows, staged, here);
+    all.run(n, from, rows, here);
   }
+  all.finish(x);
 }
 
 // ---- backward ----
@@ -363,73 +472,72 @@ OBN_INLINE F choose(Chosen chosen, F yes, F no) { return chosen ? yes : no; }
 #endif
 
 constexpr size_t kTaps = kSide * kSide;
-constexpr size_t kWinnerOutputs = 1;
 
-// Some outputs of a run of n windows, and one channel.
+// n windows of one output and one channel.
 struct WinnerRun {
-  const float* x;          // 16 places, the next vectors `step` further
-  size_t step;
+  const float* x;  // 16 places, the next vectors `step` further
   const float* dy;
-  size_t dy_plane;
   const uint8_t* winners;
-  size_t winners_plane;
   size_t n;
-  F* sums;                 // (9) of the channel, those of the next output `sums_row` further
-  size_t sums_row;
-  F* dz_sums;              // (outputs)
 };
 
-// sums += dz·tap of the pixel that won, dz_sums += dz, lane by lane.
-template <size_t kCount>
-void sum_winners(const WinnerRun& given) {
-  const WinnerRun s = given;
-  F sums[kCount][kTaps], totals[kCount];
-#pragma GCC unroll 2
-  for (size_t o = 0; o < kCount; ++o) {
-    totals[o] = s.dz_sums[o];
+// sums (9) += dz·tap of the pixel that won, dz_sum += dz, lane by lane, over all runs.
+void sum_winners(const WinnerRun* runs, size_t count, size_t step, F* sums_at, F* dz_sum) {
+  F sums[kTaps], total = *dz_sum;
 #pragma GCC unroll 9
-    for (size_t t = 0; t < kTaps; ++t) sums[o][t] = s.sums[o * s.sums_row + t];
-  }
-  const float* x = s.x;
-  for (size_t v = 0; v < s.n; v += kLanes, x += s.step) {
-    const size_t values = least(kLanes, s.n - v);
-    F dz[kCount];
-    Chosen lower[kCount], right[kCount];
-#pragma GCC unroll 2
-    for (size_t o = 0; o < kCount; ++o) {
-      const I codes = load_codes(s.winners + o * s.winners_plane + v, values);
-      const float* dy = s.dy + o * s.dy_plane + v;
-      dz[o] = choose(has_bit(codes, kNoWinner & ~3), F{}, values == kLanes ? load(dy) : load_first(dy, values));
-      totals[o] += dz[o];
-      lower[o] = has_bit(codes, 2);
-      right[o] = has_bit(codes, 1);
-    }
-    F above[kReach], below[kReach];
+  for (size_t t = 0; t < kTaps; ++t) sums[t] = sums_at[t];
+  for (size_t i = 0; i < count; ++i) {
+    const WinnerRun s = runs[i];
+    const float* x = s.x;
+    for (size_t v = 0; v < s.n; v += kLanes, x += step) {
+      const size_t values = least(kLanes, s.n - v);
+      const I codes = load_codes(s.winners + v, values);
+      const F dy = values == kLanes ? load(s.dy + v) : load_first(s.dy + v, values);
+      const F dz = choose(has_bit(codes, kNoWinner & ~3), F{}, dy);
+      const Chosen lower = has_bit(codes, 2), right = has_bit(codes, 1);
+      total += dz;
+      F above[kReach], below[kReach];
 #pragma GCC unroll 4
-    for (size_t c = 0; c < kReach; ++c) above[c] = held(load(x + c * kLanes));
+      for (size_t c = 0; c < kReach; ++c) above[c] = held(load(x + c * kLanes));
 #pragma GCC unroll 3
-    for (size_t ky = 0; ky < kSide; ++ky) {
+      for (size_t ky = 0; ky < kSide; ++ky) {
 #pragma GCC unroll 4
-      for (size_t c = 0; c < kReach; ++c) below[c] = held(load(x + ((ky + 1) * kReach + c) * kLanes));
-#pragma GCC unroll 2
-      for (size_t o = 0; o < kCount; ++o) {
+        for (size_t c = 0; c < kReach; ++c) below[c] = held(load(x + ((ky + 1) * kReach + c) * kLanes));
         F row[kReach];
 #pragma GCC unroll 4
-        for (size_t c = 0; c < kReach; ++c) row[c] = choose(lower[o], below[c], above[c]);
+        for (size_t c = 0; c < kReach; ++c) row[c] = choose(lower, below[c], above[c]);
 #pragma GCC unroll 3
-        for (size_t kx = 0; kx < kSide; ++kx)
-          sums[o][ky * kSide + kx] += dz[o] * choose(right[o], row[kx + 1], row[kx]);
-      }
+        for (size_t kx = 0; kx < kSide; ++kx) sums[ky * kSide + kx] += dz * choose(right, row[kx + 1], row[kx]);
 #pragma GCC unroll 4
-      for (size_t c = 0; c < kReach; ++c) above[c] = below[c];
+        for (size_t c = 0; c < kReach; ++c) above[c] = below[c];
+      }
     }
   }
-#pragma GCC unroll 2
-  for (size_t o = 0; o < kCount; ++o) {
-    s.dz_sums[o] = totals[o];
+  *dz_sum = total;
 #pragma GCC unroll 9
-    for (size_t t = 0; t < kTaps; ++t) s.sums[o * s.sums_row + t] = sums[o][t];
+  for (size_t t = 0; t < kTaps; ++t) sums_at[t] = sums[t];
+}
+
+// All outputs of the samples that were joined; x: their places.
+void sum_joined(const Plan& plan, const WinnerSums& call, const float* x, Ends* ends, F* sums) {
+  const size_t samples = ends->samples, n = ends->windows, outputs = plan.stage.problem.out_channels;
+  if (samples == 0) return;
+  const size_t windows = plan.stage.rows * as_size(plan.stage.problem.x.out);
+  alignas(sizeof(F)) float dy[kLanes];
+  uint8_t winners[kLanes];
+  WinnerRun runs[kLanes + 1];
+  for (size_t o = 0; o < outputs; ++o) {
+    for (size_t i = 0; i < samples; ++i) {
+      const size_t sample = ends->sample[i];
+      runs[i] = {x + i * ends->block, call.dy.data + sample * call.dy.sample + o * call.dy.plane,
+                 call.winners + (sample * outputs + o) * windows, windows - n};
+      copy_few(runs[i].dy + windows - n, n, dy + i * n);
+      copy_few(runs[i].winners + windows - n, n, winners + i * n);
+    }
+    runs[samples] = {ends->x, dy, winners, samples * n};
+    sum_winners(runs, samples + 1, kReach * kReach * kLanes, sums + o * kTaps, sums + outputs * kTaps + o);
   }
+  ends->samples = 0;
 }
 
 void winner_sums(const Plan& plan, const WinnerSums& call, size_t first, size_t count, float* totals,
@@ -441,24 +549,28 @@ void winner_sums(const Plan& plan, const WinnerSums& call, size_t first, size_t 
   float* staged = reinterpret_cast<float*>(sums + all + kLanes);
   float* x = staged + round_up(stage.stage_floats);
   for (size_t i = 0; i < all + kLanes; ++i) sums[i] = F{};
+  Ends ends(plan);
   for (size_t n = first; n < first + count; ++n)
     for (size_t from = 0; from < stage.rows; from += stage.band) {
       const size_t rows = least(stage.band, stage.rows - from);
-      lay_out_places(plan, call.x, n, from, rows, staged, x);
-      for (size_t o = 0; o < outputs;) {
-        const size_t now = narrow::next_part(outputs - o, kWinnerOutputs);
-        F unused[kWinnerOutputs] = {};
+      lay_out_places(plan, call.x, n, from, rows, staged, x + ends.samples * ends.block);
+      if (ends.windows > 0) {
+        ends.take(n, x + ends.samples * ends.block);
+        if (ends.is_full()) sum_joined(plan, call, x, &ends, sums);
+        continue;
+      }
+      for (size_t o = 0; o < outputs; ++o) {
+        F unused = {};
         for (size_t c = 0; c < channels; ++c) {
-          const WinnerRun run = {x + c * kReach * kReach * kLanes, plan.places * kLanes,
+          const WinnerRun run = {x + c * kReach * kReach * kLanes,
                                  call.dy.data + n * call.dy.sample + o * call.dy.plane + from * call.dy.row,
-                                 call.dy.plane, call.winners + (n * outputs + o) * windows + from * columns, windows,
-                                 rows * columns, sums + o * plan.taps + c * kTaps, plan.taps,
-                                 c == 0 ? sums + outputs * plan.taps + o : unused};
-          (now == 2 ? sum_winners<2> : sum_winners<1>)(run);
+                                 call.winners + (n * outputs + o) * windows + from * columns, rows * columns};
+          sum_winners(&run, 1, plan.places * kLanes, sums + o * plan.taps + c * kTaps,
+                      c == 0 ? sums + outputs * plan.taps + o : &unused);
         }
-        o += now;
       }
     }
+  sum_joined(plan, call, x, &ends, sums);
   for (size_t i = 0; i < all; i += kLanes) {
     F some[kLanes];
     for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
