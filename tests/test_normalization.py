@@ -562,6 +562,23 @@ def test_far_from_zero():
 # ---- words ----
 
 
+@pytest.mark.parametrize("kind", ["batch", "instance", "layer"])
+def test_tiny_values_have_gradients(kind):
+    """1 / deviation is beyond the root of the largest float32."""
+    rng = np.random.default_rng(5)
+    x = np.float32(1e-20) * rng.standard_normal((7, 3, 50), np.float32)
+    dy = rng.standard_normal(x.shape).astype(np.float32)
+    gradients = []
+    for scale in (1, 2.0**64):
+        layer = NormalizationLayer(kind, input=(3, 1, 50), epsilon=0)
+        scaled = (x * np.float32(scale)).reshape(7, 3, 1, 50)
+        y = layer.apply(scaled, training=True)
+        dx = layer.apply_backward(None, y, dy.reshape(scaled.shape)).input
+        gradients.append(dx * (scale / 2.0**64))
+    assert np.isfinite(gradients[0]).all()
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-5, atol=1e-5)
+
+
 def test_kinds_of_normalization():
     for name, kind in (("batch", Normalization.batch), ("instance", Normalization.instance)):
         assert Normalization.of(name) is kind

@@ -503,9 +503,9 @@ TEST(fused_windows_samples_do_not_see_each_other) {
       const size_t at = n * kOutputs * kWindows;
       run(*target.kernels, n, 1, alone.data() + at, winners_alone.data() + at);
     }
-    CHECK(std::memcmp(all.data(), alone.data(), all.size() * sizeof(float)) == 0, "y on %s", target.name.c_str());
-    CHECK(winners == winners_alone, "winners on %s", target.name.c_str());
-    CHECK(std::isnan(all[2 * kOutputs * kWindows + kWindows - 1]), "no NaN on %s", target.name.c_str());
+    CHECK(std::memcmp(all.data(), alone.data(), all.size() * sizeof(float)) == 0, "y on %s", target.name);
+    CHECK(winners == winners_alone, "winners on %s", target.name);
+    CHECK(std::isnan(all[2 * kOutputs * kWindows + kWindows - 1]), "no NaN on %s", target.name);
   }
 }
 

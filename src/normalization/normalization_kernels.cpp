@@ -401,7 +401,10 @@ void channel_forward(const Forward& job) {
 
 // ---- rows, forward ----
 
-Standard standard_of_row(const Moments& m, float epsilon) { return standard_of(m.mean, m.squares / m.count, epsilon); }
+// 1/n is ready before the sums are: rows wait for their statistics.
+Standard standard_of_row(const Moments& m, float epsilon) {
+  return standard_of(m.mean, m.squares * (1.0 / m.count), epsilon);
+}
 
 void short_row_standards(RowForward* job) {
   RunMoments moments[kRowsTogether];
@@ -422,15 +425,17 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
   } else {
     job->standard[0] = standard_of_row(long_moments(job->x[0], length), epsilon);
   }
+  Standard standard = job->standard[0];  // of row k, without a detour through memory
   for (size_t k = 0; k < job->rows; ++k) {
     const Output<copies, streams, Parameters> output = {
-        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(job->standard[k]), splat(job->low),
-        parameters, {}};
+        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(standard), splat(job->low), parameters, {}};
     size_t o = begin_output(output, length);
-    if (k + 1 == job->rows || length > kBlock || length <= kShortRun) {
+    const bool is_last = k + 1 == job->rows;
+    if (is_last || length > kBlock || length <= kShortRun) {
       output.rest(o, length);
-      if (k + 1 < job->rows && length > kBlock)
-        job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
+      if (is_last) return;
+      if (length > kBlock) job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
+      standard = job->standard[k + 1];
       continue;
     }
     Gathered next = gather_about(job->x[k + 1], length);
@@ -445,7 +450,8 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
     }
     output.rest(o, length);
     next.rest(i, length);
-    job->standard[k + 1] = standard_of_row(moments_of(next, length), epsilon);
+    standard = standard_of_row(moments_of(next, length), epsilon);
+    job->standard[k + 1] = standard;
   }
 }
 
@@ -757,7 +763,8 @@ struct RowSums {
   }
 };
 
-// dx of a row: r·(γ·dz - mean_g - x̂·mean_g_xhat) = γ·(r·dz) + (x - mean)·slope + shift
+// dx of a row: r·(γ·dz - mean_g - x̂·mean_g_xhat) = γ·(r·dz) + x̂·slope + shift. Not a line in x: for a row of tiny
+// values r² overflows.
 template <Mask mask, bool accumulates, bool streams, class Gamma>
 struct RowInput {
   Points<mask> points;
@@ -767,14 +774,12 @@ struct RowInput {
 
   [[gnu::always_inline]] RowInput(const RowGradient& job, size_t k, const Gamma& gamma)
       : points(points_of<mask>(job, k)), gamma(gamma), dx(job.dx[k]) {
-    const Standardize& s = points.standardize;
-    const F mean_g_xhat = splat(job.mean_g_xhat[k]);
-    slope = -s.r * (s.r * mean_g_xhat);
-    shift = -s.r * fused(s.rest, mean_g_xhat, splat(job.mean_g[k]));
+    slope = -points.standardize.r * splat(job.mean_g_xhat[k]);
+    shift = -points.standardize.r * splat(job.mean_g[k]);
   }
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
-    const F dz = points.at(i, n).dz, away = load_part(points.x + i, n) - points.standardize.mean;
-    const F v = gamma.at(i, n).times_plus(points.standardize.r, dz, fused(away, slope, shift));
+    const Point p = points.at(i, n);
+    const F v = gamma.at(i, n).times_plus(points.standardize.r, p.dz, fused(p.xhat, slope, shift));
     return accumulates ? v + load_part(dx + i, n) : v;
   }
   [[gnu::always_inline]] void part(size_t i, size_t n) const { put<streams>(dx + i, at(i, n), n); }
@@ -840,8 +845,8 @@ OBN_INLINE void rows_backward_streamed(RowGradient* job, const Gamma& gamma) {
           prefetch(sums.points[0].x + at + ahead);
           if (mask == Mask::output) prefetch(sums.points[0].y + at + ahead);
         }
-        added[j] = sums.add(j, at, kLanes);
         dx[j] = input.at(o + j * kLanes, kLanes);
+        added[j] = sums.add(j, at, kLanes);
       }
 #pragma GCC unroll 2
       for (size_t j = 0; j < 2; ++j) {
