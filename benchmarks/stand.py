@@ -50,7 +50,7 @@ TABLES = (
         "activation", ("activation",), ("both",),
     ),
     Table(
-        "**Pooling**, 2 threads (PyTorch with given outputs: its autograd takes 4 times as long):",
+        "**Pooling**, 2 threads. PyTorch: mostly with given outputs, which autograd cannot use:",
         "pooling", ("pooling",), ("forward", "backward"), "-32x64x112x112",
     ),
     Table("**Losses with their gradient**, 2 threads:", "loss", ("loss",), ("both",)),
