@@ -211,6 +211,17 @@ bool Array::expose(PyObject* object, Use use) {
   return true;
 }
 
+bool Array::view_storage(State* state, PyObject* object, const Operand& operand) {
+  // a subclass may have a view of its own, and goes the slow way
+  if (!operand.public_dtype || !Py_IS_TYPE(object, state->ndarray)) return true;
+  PyObject* dtype = PyObject_GetAttr(object, state->dtype);
+  if (!dtype) return false;
+  bool is_public = dtype == operand.public_dtype;
+  Py_DECREF(dtype);
+  if (is_public) stand_in_ = PyObject_CallMethodObjArgs(object, state->view, operand.dtype, nullptr);
+  return !is_public || stand_in_;
+}
+
 bool Array::fits(const Operand& operand, Strides strides, Batched batched, Py_ssize_t batch) {
   lead_ = batched == Batched::yes;
   if (buffer_.itemsize != operand.itemsize || buffer_.ndim != operand.rank + lead_) return false;
@@ -248,8 +259,10 @@ bool Array::fits(const Operand& operand, Strides strides, Batched batched, Py_ss
 
 bool Array::take(Call& call, PyObject* object, const Operand& operand, const char* name, Use use, Strides strides,
                  Batched batched) {
-  if (!expose(object, use) || !fits(operand, strides, batched, call.batch)) {
+  if (!view_storage(call.state(), object, operand)) return false;
+  if (!expose(stand_in_ ? stand_in_ : object, use) || !fits(operand, strides, batched, call.batch)) {
     release();
+    Py_CLEAR(stand_in_);
     Py_ssize_t batch = batched == Batched::yes ? call.batch : -2;
     stand_in_ = PyObject_CallFunction(call.state()->conform, "OsOOssni", call.name(), name, object, operand.spec,
                                       operand.kinds, word_of(use), batch, static_cast<int>(strides == Strides::any));
@@ -292,7 +305,7 @@ bool Array::make(Call& call, const Operand& operand, Batched batched) {
     return false;
   }
   if (operand.public_dtype) {
-    PyObject* view = PyObject_CallMethod(array, "view", "O", operand.public_dtype);
+    PyObject* view = PyObject_CallMethodObjArgs(array, state->view, operand.public_dtype, nullptr);
     Py_DECREF(array);
     if (!view) return false;
     array = view;

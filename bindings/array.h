@@ -24,7 +24,10 @@ struct State {
   PyObject* conform;               // openbnns._spec.conform
   PyObject* allocate;              // openbnns._spec.allocate
   PyObject* empty;                 // numpy.empty
-  PyObject* itemsize;              // the word, interned: a new string per look-up would fill the interpreter's cache
+  PyTypeObject* ndarray;           // numpy.ndarray
+  PyObject* itemsize;              // words, interned: a new string per look-up would fill the interpreter's cache
+  PyObject* dtype;
+  PyObject* view;
   PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
   PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
   PyObject* optimizer_step_error;  // openbnns._errors.OptimizerStepError
@@ -239,6 +242,9 @@ class Array {
   void lend_to(FilterObject* filter);
 
  private:
+  // NumPy exports no buffer of a dtype that is not its own, like bfloat16, but does of a view as what it is stored as:
+  // this lets such a view stand in for such an array. False with an exception.
+  bool view_storage(State* state, PyObject* object, const Operand& operand);
   bool expose(PyObject* object, Use use);
   bool fits(const Operand& operand, Strides strides, Batched batched, Py_ssize_t batch);
   void release();
@@ -246,7 +252,7 @@ class Array {
   Py_buffer buffer_ = {};
   bool exposed_ = false;
   PyObject* result_ = nullptr;  // owned: what the caller passed, or what was allocated
-  PyObject* stand_in_ = nullptr;  // owned: what conform gave instead
+  PyObject* stand_in_ = nullptr;  // owned: what was exposed instead: a view, or what conform gave
   void* data_ = nullptr;
   size_t batch_stride_ = 0;
   bool own_strides_ = false;  // the buffer's strides count, not the operand's

@@ -269,7 +269,10 @@ int execute(PyObject* module) {
                   (state->conform = import_name("openbnns._spec", "conform")) &&
                   (state->allocate = import_name("openbnns._spec", "allocate")) &&
                   (state->empty = import_name("numpy", "empty")) &&
+                  (state->ndarray = reinterpret_cast<PyTypeObject*>(import_name("numpy", "ndarray"))) &&
                   (state->itemsize = PyUnicode_InternFromString("itemsize")) &&
+                  (state->dtype = PyUnicode_InternFromString("dtype")) &&
+                  (state->view = PyUnicode_InternFromString("view")) &&
                   (state->layer_creation_error = import_name("openbnns._errors", "LayerCreationError")) &&
                   (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError")) &&
                   (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError")) &&
@@ -287,7 +290,10 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->conform);
   Py_VISIT(state->allocate);
   Py_VISIT(state->empty);
+  Py_VISIT(state->ndarray);
   Py_VISIT(state->itemsize);
+  Py_VISIT(state->dtype);
+  Py_VISIT(state->view);
   Py_VISIT(state->layer_creation_error);
   Py_VISIT(state->layer_apply_error);
   Py_VISIT(state->optimizer_step_error);
@@ -305,7 +311,10 @@ int clear(PyObject* module) {
   Py_CLEAR(state->conform);
   Py_CLEAR(state->allocate);
   Py_CLEAR(state->empty);
+  Py_CLEAR(state->ndarray);
   Py_CLEAR(state->itemsize);
+  Py_CLEAR(state->dtype);
+  Py_CLEAR(state->view);
   Py_CLEAR(state->layer_creation_error);
   Py_CLEAR(state->layer_apply_error);
   Py_CLEAR(state->optimizer_step_error);

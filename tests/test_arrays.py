@@ -339,6 +339,48 @@ def test_bfloat16_of_ml_dtypes():
         layer(x.astype(np.float16))
 
 
+def test_bfloat16_arrays_are_shared_or_refused_like_any():
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+    x = np.array([[-1, 2, 3], [4, -5, 6]], bfloat16)
+    relu = [[0, 2, 3], [4, 0, 6]]
+    layer = ActivationLayer("relu", input=x)
+    out = np.full((4, 3), -1, bfloat16)
+    part = out[::2]
+    references = sys.getrefcount(x), sys.getrefcount(part)
+    assert layer.apply(x, out=part) is part
+    assert out.tolist() == [relu[0], [-1] * 3, relu[1], [-1] * 3]
+    assert (sys.getrefcount(x), sys.getrefcount(part)) == references
+    x.flags.writeable = False
+    assert layer(x).tolist() == relu
+
+    with pytest.raises(ArrayError, match=r"out: expected a writable array; got a read-only one"):
+        layer.apply(x, out=x)
+    with pytest.raises(ArrayError, match=r"out: expected \(2, 3\); got \(3, 3\)"):
+        layer.apply(x, out=out[:3])
+    with pytest.raises(ArrayError, match=r"out: .* sample strides \(2,\); got strides \(12, 4\)"):
+        layer.apply(x, out=np.zeros((2, 6), bfloat16)[:, ::2])
+    odd = np.zeros(14, np.uint8)[1:13].view(bfloat16).reshape(2, 3)
+    with pytest.raises(ArrayError, match="out: expected aligned memory"):
+        layer.apply(x, out=odd)
+    with pytest.raises(DTypeError, match=r"x: expected bfloat16; got [<>]V2"):
+        layer(x.view(bfloat16.newbyteorder()))
+    with pytest.warns(CopyWarning, match=r"x: strides \(2, 4\) cannot be used here"):
+        assert layer(np.array(x.T, order="C").T).tolist() == relu
+
+
+def test_bfloat16_in_a_subclass():
+    bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
+
+    class Named(np.ndarray):
+        pass
+
+    x = np.array([[-1, 2, 3]], bfloat16)
+    layer = ActivationLayer("relu", input=x)
+    out = np.zeros_like(x).view(Named)
+    assert layer.apply(x.view(Named), out=out) is out
+    assert out.tolist() == [[0, 2, 3]]
+
+
 def test_bfloat16_as_uint16_without_ml_dtypes():
     code = """
 import sys

@@ -582,7 +582,7 @@ def conform(
     Raises the ArrayError that says what is wrong.
     """
     array = as_array(where, name, value)
-    if array.dtype not in _NAMES and array.dtype.name == "bfloat16":
+    if array.dtype not in _NAMES and array.dtype.name == "bfloat16" and array.dtype.isnative:
         if spec.data_type != "bfloat16":
             raise DTypeError(f"[{where}] {name}: expected {spec.data_type}; got bfloat16")
         array = array.view(np.uint16)
