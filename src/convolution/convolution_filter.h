@@ -1,8 +1,9 @@
-// The convolution layer as its desk sees it. Its members are defined in convolution.cpp (creation and calls); images
-// become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in convolution_weights.cpp, and integers are
-// summed as integers in convolution_integer.cpp. Letters as in convolution.h.
+// The convolution layer as its desk sees it. Its members are defined in convolution.cpp (creation, forward calls) and
+// convolution_backward.cpp; images become float32 in convolution_images.cpp, weights (O, C/G, kh, kw) in
+// convolution_weights.cpp, and integers are summed as integers in convolution_integer.cpp. Letters as in convolution.h.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -154,6 +155,9 @@ struct Gradients {
   size_t db_stride = 0;
 };
 
+// A vector with one value per channel: any layout whose only extent above 1 is that of the channels.
+int check_per_channel(const View& view, size_t channels, const char* argument, size_t* stride);
+
 class Convolution final : public Filter {
  public:
   Convolution(const Options& options, bool transposed);
@@ -211,9 +215,9 @@ class Convolution final : public Filter {
   void finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g, std::byte* work) const;
 
  private:
-  struct Parts;          // convolution.cpp
-  struct ForwardWork;
-  struct BackwardWork;
+  struct Parts;
+  struct ForwardWork;   // convolution.cpp
+  struct BackwardWork;  // convolution_backward.cpp
   struct PartsWork;
 
   int check_types() const;
@@ -266,6 +270,21 @@ class Convolution final : public Filter {
   const float* w_ = nullptr;     // (O, C/G, kh, kw); NULL: expanded in every call
   const float* b_ = nullptr;     // (output channels); NULL: none, or converted in every call
   void* copies_ = nullptr;       // what the filter owns
+};
+
+// The parts of one call's workspace; with block NULL only their size is counted.
+struct Convolution::Parts {
+  std::byte* block;
+  size_t used = 0;
+
+  template <class T>
+  T* take(size_t n) {
+    constexpr size_t kMost = SIZE_MAX / 4;
+    T* part = block ? reinterpret_cast<T*>(block + used) : nullptr;
+    const size_t bytes = n > kMost / sizeof(T) ? kMost : (n * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    used = std::min(used + bytes, kMost);  // more than there is: workspace() says so
+    return part;
+  }
 };
 
 }  // namespace obn::convolution
