@@ -8,11 +8,11 @@
 #include "activation/activation_filter.h"
 #include "activation/activation_walk.h"
 #include "base/filter.h"
+#include "base/legacy.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "base/view.h"
-#include "openbnns/bnns/legacy.h"
 
 namespace obn {
 
@@ -565,15 +565,8 @@ BNNSFilter BNNSFilterCreateVectorActivationLayer(const BNNSVectorDescriptor* in_
     return nullptr;
   }
   BNNSLayerParametersActivation parameters{};
-  const BNNSVectorDescriptor* vectors[] = {in_desc, out_desc};
-  BNNSNDArrayDescriptor* arrays[] = {&parameters.i_desc, &parameters.o_desc};
-  for (size_t k = 0; k < 2; ++k) {
-    arrays[k]->layout = BNNSDataLayoutVector;
-    arrays[k]->size[0] = vectors[k]->size;
-    arrays[k]->data_type = vectors[k]->data_type;
-    arrays[k]->data_scale = vectors[k]->data_scale;
-    arrays[k]->data_bias = vectors[k]->data_bias;
-  }
+  parameters.i_desc = obn::describe(*in_desc);
+  parameters.o_desc = obn::describe(*out_desc);
   parameters.activation = *activation;
   return obn::activation::create(parameters, filter_params);
 }

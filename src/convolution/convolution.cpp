@@ -13,10 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/legacy.h"
 #include "base/pool.h"
 #include "base/status.h"
 #include "convolution/convolution_filter.h"
-#include "openbnns/bnns/legacy.h"
 #include "openbnns/openbnns.h"
 
 namespace obn::convolution {
@@ -488,37 +488,15 @@ BNNSFilter create(const BNNSLayerParametersConvolution* parameters, const BNNSFi
   return publish(filter, filter->prepare(*parameters));
 }
 
-// An image stack of the first interface as an array. Unlike arrays, stacks never overlap themselves.
+// An image stack of the first interface as an array.
 int read_stack(const BNNSImageStackDescriptor& stack, size_t channels, const char* argument,
                BNNSNDArrayDescriptor* descriptor) {
-  *descriptor = {};
-  descriptor->layout = BNNSDataLayoutImageCHW;
-  descriptor->size[0] = stack.width;
-  descriptor->size[1] = stack.height;
-  descriptor->size[2] = stack.channels;
-  descriptor->stride[1] = stack.row_stride;
-  descriptor->stride[2] = stack.image_stride;
-  descriptor->data_type = stack.data_type;
-  descriptor->data_scale = stack.data_scale;
-  descriptor->data_bias = stack.data_bias;
+  *descriptor = describe(stack);
   View view;
   if (read_view(*descriptor, Access::write, argument, &view) != 0 || check_image(view, argument) != 0) return -1;
   if (stack.channels != channels)
     return fail("%s: expected %zu channels, as layer_params says; got %zu", argument, channels, stack.channels);
   return 0;
-}
-
-// Tables of the first interface always have 256 entries of float32.
-BNNSNDArrayDescriptor array_of(const BNNSLayerData& data, BNNSDataLayout layout) {
-  BNNSNDArrayDescriptor descriptor = {};
-  descriptor.layout = layout;
-  descriptor.data = const_cast<void*>(data.data);
-  descriptor.data_type = data.data_type;
-  descriptor.data_scale = data.data_scale;
-  descriptor.data_bias = data.data_bias;
-  descriptor.table_data = const_cast<float*>(data.data_table);
-  descriptor.table_data_type = BNNSDataTypeFloat32;
-  return descriptor;
 }
 
 // The first interface wants windows to end where the padded image ends.
@@ -569,10 +547,10 @@ BNNSFilter BNNSFilterCreateConvolutionLayer(const BNNSImageStackDescriptor* in_d
       check_exact(in_desc->width, out_desc->width, p.k_width, p.x_stride, p.x_padding, "width") != 0 ||
       check_exact(in_desc->height, out_desc->height, p.k_height, p.y_stride, p.y_padding, "height") != 0)
     return nullptr;
-  now.w_desc = array_of(p.weights, BNNSDataLayoutConvolutionWeightsOIHW);
+  now.w_desc = describe(p.weights, BNNSDataLayoutConvolutionWeightsOIHW);
   const size_t sizes[] = {p.k_width, p.k_height, p.in_channels, p.out_channels};
   std::copy_n(sizes, 4, now.w_desc.size);
-  now.bias = array_of(p.bias, BNNSDataLayoutVector);
+  now.bias = describe(p.bias, BNNSDataLayoutVector);
   now.bias.size[0] = p.out_channels;
   now.activation = p.activation;
   now.x_stride = p.x_stride;

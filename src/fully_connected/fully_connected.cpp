@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "activation/activation_walk.h"
+#include "base/legacy.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "openbnns/bnns/legacy.h"
 
 namespace obn::fully_connected {
 namespace {
@@ -553,18 +553,6 @@ BNNSFilter create(const BNNSLayerParametersFullyConnected& parameters, const BNN
   return publish(filter, filter->prepare(parameters));
 }
 
-// Weights or bias of the first form of the interface.
-BNNSNDArrayDescriptor describe(const BNNSLayerData& data) {
-  BNNSNDArrayDescriptor descriptor = {};
-  descriptor.data = const_cast<void*>(data.data);
-  descriptor.data_type = data.data_type;
-  descriptor.data_scale = data.data_scale;
-  descriptor.data_bias = data.data_bias;
-  descriptor.table_data = const_cast<float*>(data.data_table);
-  descriptor.table_data_type = BNNSDataTypeFloat32;
-  return descriptor;
-}
-
 }  // namespace
 }  // namespace obn::fully_connected
 
@@ -597,21 +585,12 @@ BNNSFilter BNNSFilterCreateFullyConnectedLayer(const BNNSVectorDescriptor* in_de
     return nullptr;
   }
   BNNSLayerParametersFullyConnected parameters = {};
-  const BNNSVectorDescriptor* vectors[] = {in_desc, out_desc};
-  BNNSNDArrayDescriptor* arrays[] = {&parameters.i_desc, &parameters.o_desc};
-  for (size_t k = 0; k < 2; ++k) {
-    arrays[k]->layout = BNNSDataLayoutVector;
-    arrays[k]->size[0] = vectors[k]->size;
-    arrays[k]->data_type = vectors[k]->data_type;
-    arrays[k]->data_scale = vectors[k]->data_scale;
-    arrays[k]->data_bias = vectors[k]->data_bias;
-  }
-  parameters.w_desc = obn::fully_connected::describe(p.weights);
-  parameters.w_desc.layout = BNNSDataLayoutRowMajorMatrix;
+  parameters.i_desc = obn::describe(*in_desc);
+  parameters.o_desc = obn::describe(*out_desc);
+  parameters.w_desc = obn::describe(p.weights, BNNSDataLayoutRowMajorMatrix);
   parameters.w_desc.size[0] = p.in_size;
   parameters.w_desc.size[1] = p.out_size;
-  parameters.bias = obn::fully_connected::describe(p.bias);
-  parameters.bias.layout = BNNSDataLayoutVector;
+  parameters.bias = obn::describe(p.bias, BNNSDataLayoutVector);
   parameters.bias.size[0] = p.out_size;
   parameters.activation = p.activation;
   return obn::fully_connected::create(parameters, filter_params);

@@ -6,9 +6,9 @@
 #include <bit>
 #include <cstring>
 
+#include "base/legacy.h"
 #include "base/pool.h"
 #include "base/status.h"
-#include "openbnns/bnns/legacy.h"
 
 namespace obn::portable::pooling {
 extern const obn::pooling::Kernels kernels;
@@ -820,16 +820,7 @@ BNNSFilter BNNSFilterCreatePoolingLayer(const BNNSImageStackDescriptor* in_desc,
   const char* names[2] = {"input", "output"};
   for (int i = 0; i < 2; ++i) {
     const BNNSImageStackDescriptor& stack = *stacks[i];
-    BNNSNDArrayDescriptor descriptor = {};
-    descriptor.layout = BNNSDataLayoutImageCHW;
-    descriptor.size[0] = stack.width;
-    descriptor.size[1] = stack.height;
-    descriptor.size[2] = stack.channels;
-    descriptor.stride[1] = stack.row_stride;
-    descriptor.stride[2] = stack.image_stride;
-    descriptor.data_type = stack.data_type;
-    // Unlike arrays, image stacks never overlap, not even when they are only read.
-    if (read_view(descriptor, Access::write, names[i], &views[i]) != 0 || check_image(views[i], names[i]) != 0)
+    if (read_view(describe(stack), Access::write, names[i], &views[i]) != 0 || check_image(views[i], names[i]) != 0)
       return nullptr;
     if (stack.channels != channels[i]) {
       fail("%s: expected %zu channels, as layer_params says; got %zu", names[i], channels[i], stack.channels);
