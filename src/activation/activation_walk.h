@@ -14,6 +14,8 @@
 
 namespace obn::activation {
 
+using obn::by_pieces;
+
 inline constexpr size_t kPiece = 16384;  // values per piece of parallel work
 inline constexpr size_t kBlock = 512;    // values converted in the first-level cache at a time
 inline constexpr size_t kAxes = BNNS_MAX_TENSOR_DIMENSION + 1;
@@ -135,14 +137,6 @@ inline void write_row(const Kernels& kernels, Cursor& to, size_t n, const float*
     to.advance(m);
     done += m;
   }
-}
-
-// Calls body(first, count) for the pieces of [0, total); a single piece stays on this thread and off the pool.
-template <class Body>
-void by_pieces(size_t total, size_t piece, size_t thread_limit, const Body& body) {
-  if (total <= piece) return body(size_t{0}, total);
-  parallel((total + piece - 1) / piece, threads_for(thread_limit),
-           [&](size_t i) { body(i * piece, std::min(piece, total - i * piece)); });
 }
 
 // Calls body(first, count) for the blocks of [first, first + count).

@@ -263,14 +263,6 @@ inline Sources no_sources() {
   return sources;
 }
 
-// Calls body(first, count) for the pieces of [0, total); a single piece stays on this thread and off the pool.
-template <class Body>
-void by_pieces(size_t total, size_t piece, size_t thread_limit, const Body& body) {
-  if (total <= piece) return body(size_t{0}, total);
-  parallel((total + piece - 1) / piece, threads_for(thread_limit),
-           [&](size_t i) { body(i * piece, std::min(piece, total - i * piece)); });
-}
-
 // Calls body(walker, block) for every block of the walk.
 template <class Body>
 void for_blocks(const Blocks& blocks, const Kernels& kernels, size_t thread_limit, const Body& body) {

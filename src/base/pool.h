@@ -4,6 +4,7 @@
 // gives the same bits.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
@@ -23,6 +24,14 @@ void parallel(size_t pieces, size_t threads, const Body& body) {
   run_pieces(
       pieces, threads, [](void* context, size_t piece) { (*static_cast<const Body*>(context))(piece); },
       const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+}
+
+// Calls body(first, count) for the pieces of [0, total); a single piece stays on this thread and off the pool.
+template <class Body>
+void by_pieces(size_t total, size_t piece, size_t thread_limit, const Body& body) {
+  if (total <= piece) return body(size_t{0}, total);
+  parallel((total + piece - 1) / piece, threads_for(thread_limit),
+           [&](size_t i) { body(i * piece, std::min(piece, total - i * piece)); });
 }
 
 }  // namespace obn

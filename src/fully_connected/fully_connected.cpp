@@ -470,8 +470,7 @@ struct FullyConnected::BackwardPlan {
 void FullyConnected::make_dz(const BackwardPlan& plan) const {
   const Gradients& g = plan.g;
   const size_t outputs = g.dy.columns;
-  activation::by_pieces(g.n, std::max<size_t>(1, activation::kPiece / outputs), options().threads,
-                        [&](size_t first, size_t count) {
+  by_pieces(g.n, std::max<size_t>(1, activation::kPiece / outputs), options().threads, [&](size_t first, size_t count) {
     for (size_t n = first; n < first + count; ++n) {
       float* row = plan.dz_rows + n * outputs;
       load_row(g.dy, n, 0, outputs, row);
@@ -486,7 +485,7 @@ void FullyConnected::make_dz(const BackwardPlan& plan) const {
 // db(o) = Σ_n dz(n, o), in the order of n.
 void FullyConnected::sum_bias(const Gradients& g, const Array& dz) const {
   const activation::Kernels& kernels = activation::targets.best();
-  activation::by_pieces(dz.columns, kSumColumns, options().threads, [&](size_t o, size_t count) {
+  by_pieces(dz.columns, kSumColumns, options().threads, [&](size_t o, size_t count) {
     float sum[kSumColumns];
     load_row(dz, 0, o, count, sum);
     for (size_t n = 1; n < g.n; ++n) kernels.add(static_cast<const float*>(dz.at(n, o)), sum, count);

@@ -32,8 +32,6 @@ const Targets<Kernels> targets = {&portable::fully_connected::kernels, nullptr, 
 
 namespace {
 
-using activation::by_pieces;
-
 constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one piece: some 10 us
 constexpr size_t kFarWork = size_t{1} << 18;        // the same where the weights come from memory: fewer starts
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine

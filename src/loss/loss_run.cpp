@@ -8,8 +8,6 @@
 namespace obn::loss {
 namespace {
 
-using activation::by_pieces;
-
 constexpr size_t kPiece = 16384;            // values of a piece of parallel work, about,
 constexpr size_t kLongPiece = 16 * kPiece;  // up to this where there are
 constexpr size_t kManyPieces = 64;          // more than so many
