@@ -387,7 +387,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
   const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
   const normalization::RunSink sink = sink_of(take);
   backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
-           by_runs ? &sink : nullptr);
+           by_runs ? &sink : nullptr, First::kIsConvolution && plan.spans_batch());  // cut by channels, then by samples
   if (parts > 0) {
     run_parts(b, a.batch, parts, reinterpret_cast<float*>(u), work);
   } else if (has_u) {

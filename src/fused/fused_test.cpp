@@ -238,6 +238,21 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
   }
 }
 
+// Gradients between the layers that are smaller than those which one thread would write past the caches.
+TEST(fused_gradients_past_the_caches_have_the_bits_of_two_layers) {
+  for (bool is_aligned : {true, false}) {
+    Setup s;
+    s.n = 5;
+    s.c = 12;
+    s.o = 8;
+    s.kernel = 1;
+    s.pad = 0;
+    s.h = s.w = is_aligned ? 116 : 115;
+    check_setup(s, 4);
+    check_threads(s);
+  }
+}
+
 TEST(fused_gradients_are_had_one_by_one_and_again) {
   for (First first : kFirsts) {
     for (BNNSFilterType norm : {BNNSBatchNorm, BNNSLayerNorm}) {

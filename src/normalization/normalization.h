@@ -304,10 +304,12 @@ bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
 bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y);
 
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
-// the place of dy. A sink takes the place of dx where it can (takes_sink).
+// the place of dy. A sink takes the place of dx where it can (takes_sink). others_read: dx is memory that other threads
+// read after every call. A thread that writes it would have to fetch it from their caches first, so several threads
+// write past the caches sooner.
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const RunSink* sink = nullptr);
+              const RunSink* sink = nullptr, bool others_read = false);
 
 // The same with the input gradient in two places, where they are large and kernels can write both (takes_twin).
 bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,

@@ -63,22 +63,23 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
   return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
-bool streams_gradient(const Plan& plan, size_t batch) {
-  return batch * plan.sample() * sizeof(float) * 2 >= kStreamBytes;
+bool streams_gradient(const Plan& plan, size_t batch, bool others_read = false) {
+  const size_t bytes = batch * plan.sample() * sizeof(float);
+  return bytes * 2 >= kStreamBytes || (others_read && bytes >= kFewestStreamed && threads_for(plan.threads) > 1);
 }
 
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
                bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-               const RunSink* sink = nullptr, const Tensor* twin = nullptr)
+               const RunSink* sink = nullptr, const Tensor* twin = nullptr, bool others_read = false)
       : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), twin_(twin),
         accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
     gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
-    stream_ = streams_gradient(plan, batch_) && !stages_ && !accumulate;
+    stream_ = streams_gradient(plan, batch_, others_read) && !stages_ && !accumulate;
   }
 
   // All sums; with them, group by group, the input gradient where it is given.
@@ -493,8 +494,8 @@ size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Te
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const RunSink* sink) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink).run();
+              const RunSink* sink, bool others_read) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink, nullptr, others_read).run();
 }
 
 bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,

@@ -18,6 +18,7 @@ inline constexpr size_t kPiece = 16384;  // values of a piece, at least; fewer a
 inline constexpr size_t kBlock = 2048;   // values converted at a time
 inline constexpr size_t kStage = kScratchBytes / 4 - kBlock;  // floats of scratch for one group; a block has the rest
 inline constexpr size_t kStreamBytes = size_t{16} << 20;      // results from this on are written past the caches
+inline constexpr size_t kFewestStreamed = size_t{2} << 20;    // of a gradient that other threads read
 inline constexpr float kOne = 1.0f, kZero = 0.0f;
 
 inline const activation::Kernels& conversion() { return activation::targets.best(); }
