@@ -489,6 +489,30 @@ def test_shared_parameters_are_read_at_every_call(dtype):
         np.testing.assert_array_equal(layer(x, training=True), 2 * x + 5)
 
 
+@pytest.mark.parametrize("has_beta", [True, False])
+def test_bits_do_not_depend_on_where_parameters_lie(has_beta):
+    # many rows: parameters across cache lines are copied, at every call anew
+    case = NormalizationCase("layer", (70, 37), has_beta=has_beta)
+    x, dy = case.input(), case.output_gradient()
+    found = []
+    for offset in (0, 4, 16, 32):
+        places = [np.zeros(37 * 4 + 128, np.uint8) for _ in range(2)]
+        gamma, beta = (
+            place[-place.ctypes.data % 64 + offset :][: 37 * 4].view(np.float32) for place in places
+        )
+        layer = case.layer(gamma=gamma, beta=beta if has_beta else None)
+        gamma[:] = case.gamma_values().ravel()
+        if has_beta:
+            beta[:] = case.beta_values().ravel()
+        y = layer.apply(x, training=True)
+        gamma *= 2
+        found.append((y, *layer.apply_backward(x, y, dy)))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            if a is not None or b is not None:
+                assert_same_bits(a, b)
+
+
 def test_copied_parameters_stay():
     gamma, beta = np.ones(2, np.float32), np.zeros(2, np.float32)
     layer = NormalizationLayer(

@@ -42,7 +42,7 @@ struct BackwardWork {
   float* stage;
 
   BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
-    gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
+    gamma = is_copied(plan, plan.gamma, batch) ? room->take<float>(plan.gamma.count) : nullptr;
     sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
     means = room->take<Means>(plan.groups(batch));
     partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
@@ -78,7 +78,7 @@ class BackwardCall {
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
         room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
-    gamma_ = plan.gamma.is_read_each_call ? work_.gamma : plan.gamma.values;
+    gamma_ = work_.gamma ? work_.gamma : plan.gamma.values;
     stream_ = streams_gradient(plan, batch_, others_read) && !stages_ && !accumulate;
   }
 

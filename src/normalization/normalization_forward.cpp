@@ -53,8 +53,8 @@ struct ForwardWork {
   float* stage;             // (N, R, P), where a group does not fit into scratch
 
   ForwardWork(const Plan& plan, size_t batch, bool training, bool stages, Room* room) {
-    gamma = plan.gamma.is_read_each_call ? room->take<float>(plan.gamma.count) : nullptr;
-    beta = plan.beta.is_read_each_call ? room->take<float>(plan.beta.count) : nullptr;
+    gamma = is_copied(plan, plan.gamma, batch) ? room->take<float>(plan.gamma.count) : nullptr;
+    beta = is_copied(plan, plan.beta, batch) ? room->take<float>(plan.beta.count) : nullptr;
     const bool updates = training && (plan.moving_mean || plan.moving_variance);
     mean = updates ? room->take<double>(plan.groups(batch)) : nullptr;
     variance = updates ? room->take<double>(plan.groups(batch)) : nullptr;
