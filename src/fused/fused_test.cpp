@@ -217,6 +217,16 @@ TEST(fused_layers_in_parts_equal_the_two_layers) {
       s.n = 6;
       check_setup(s, 4);
     }
+    Setup s = many_planes();
+    s.norm = norm;
+    for (BNNSActivationFunction activation : {BNNSActivationFunctionRectifiedLinear, BNNSActivationFunctionTanh}) {
+      s.activation = activation;
+      for (size_t axis : {0, 1, 2}) {
+        std::fill_n(s.y_gaps, 5, size_t{0});
+        s.y_gaps[axis] = axis < 2 ? 3 : 0;
+        check_setup(s, 6);
+      }
+    }
   }
 }
 
@@ -236,6 +246,7 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
       check_threads(s);
     }
   }
+  check_threads(many_planes());
 }
 
 // Gradients between the layers that are smaller than those which one thread would write past the caches.

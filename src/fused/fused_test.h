@@ -92,6 +92,17 @@ inline Setup narrow_setup() {
   return s;
 }
 
+// Depthwise, with many planes that are no longer than what is summed in one go.
+inline Setup many_planes() {
+  Setup s;
+  s.n = 9;
+  s.c = s.o = s.groups = 180;
+  s.h = 27;
+  s.w = 26;
+  s.has_moving = true;
+  return s;
+}
+
 struct Pair {
   Setup s;
   std::vector<Array> x, dx;

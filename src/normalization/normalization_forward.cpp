@@ -98,6 +98,8 @@ class ForwardCall {
   void run() {
     if (plan_.is_columns()) {
       by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
+    } else if (moments_ && state_ && plan_.spans_batch() && x_ready_ && y_ready_) {
+      run_in_order();
     } else {
       by_groups(plan_, batch_, [&](size_t first, size_t end) {
         if (plan_.is_rows) {
@@ -169,6 +171,35 @@ class ForwardCall {
     forward_runs(job, run, count, span.samples > 1);
     if (!y_ready_) store_group(y_, span, stage, false, nullptr);
     return gathers;
+  }
+
+  // Batch norm whose moments are all known: the statistics of every channel, then y in the order of memory. Runs of one
+  // channel lie on pages far apart.
+  void run_in_order() const {
+    by_groups(plan_, batch_, [&](size_t first, size_t end) {
+      for (size_t g = first; g < end; ++g) {
+        Moments m = moments_of({}, g, batch_, plan_.runs);
+        double variance = m.squares / m.count;
+        take_statistics(g, g, &m.mean, &variance);
+        keep(g, standard_of(m.mean, variance, plan_.epsilon));
+      }
+    });
+    const size_t runs = batch_ * plan_.runs;
+    by_pieces(runs, groups_in_line(runs, plan_.length, plan_.threads), plan_.threads, [&](size_t first, size_t count) {
+      for (size_t k = first; k < first + count; ++k) {
+        const size_t n = k / plan_.runs, run = k % plan_.runs;
+        Forward job;
+        job.count = 1;
+        job.length = plan_.length;
+        job.x = {address(x_, n, run * plan_.length), 0};
+        job.y = {address(y_, n, run * plan_.length), 0};
+        job.standard = {state_->mean[run], state_->r[run], state_->rest[run]};
+        job.low = low();
+        job.stream_y = stream_y_;
+        forward_runs(job, run, 1, true);
+      }
+      if (stream_y_) plan_.kernels->end_streams();
+    });
   }
 
   // Run k of a group.

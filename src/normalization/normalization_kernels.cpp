@@ -59,7 +59,7 @@ namespace {
 
 void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments) {
   size_t k = 0;
-  if (length <= kShortRun) {  // adding up the lanes counts
+  if (length <= kBlock) {  // adding up the lanes counts
     for (; k + 1 < count; k += kLanes) {
       const size_t together = k + kLanes < count ? kLanes : count - k;
       const float* runs[kLanes];
