@@ -11,6 +11,7 @@
 #include <cstdio>
 
 #include "activation/activation_walk.h"
+#include "base/kept_block.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "fused/fused_lanes.h"
@@ -89,8 +90,8 @@ template <class First>
 class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
-      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options), lanes_(options) {}
-  ~Normalized() override { options().release(z_block_); }
+      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options), lanes_(options),
+        z_block_(options) {}
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
     BNNSLayerParametersNormalization block = *static_cast<const BNNSLayerParametersNormalization*>(blocks[1]);
@@ -149,6 +150,7 @@ class Normalized final : public Fused {
   Tensor tensor(const void* data) const { return Tensor(first_.output(), data, first_.output().count); }
   bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
+  size_t z_bytes(size_t batch) const;
   int reserve(size_t batch, const void* y);
   void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
   void run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u, std::byte* work) const;
@@ -161,8 +163,7 @@ class Normalized final : public Fused {
   bool narrow_joins_ = false;     // and a pooling too
   bool lanes_join_ = false;       // lanes_ can run all three
   const View* pooled_ = nullptr;  // the output of the pooling
-  std::byte* z_block_ = nullptr;
-  size_t z_bytes_ = 0;
+  KeptBlock z_block_;
   std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
 };
 
@@ -170,31 +171,29 @@ class Normalized final : public Fused {
 template <class First>
 int Normalized<First>::reserve(size_t batch, const void* y) {
   normalization::State& state = second_.state;
-  const size_t needed = keeps_z() ? batch * first_.output().count * sizeof(float) + kAlignment : 0;
-  if (needed > z_bytes_) {
-    auto* fresh = static_cast<std::byte*>(options().get(needed));
-    if (!fresh) return -1;
-    options().release(z_block_);
-    z_block_ = fresh;
-    z_bytes_ = needed;
-    state.batch = 0;  // what was kept is gone
+  if (keeps_z()) {
+    if (z_block_.reserve(z_bytes(batch) + kAlignment, &state.batch) != 0) return -1;
+    const bool is_float32 = second_.output().type == BNNSDataTypeFloat32;
+    z_ = z_block_.data() + (is_float32 ? reinterpret_cast<uintptr_t>(y) % kAlignment : 0);
   }
-  const bool is_float32 = second_.output().type == BNNSDataTypeFloat32;
-  if (keeps_z()) z_ = z_block_ + (is_float32 ? reinterpret_cast<uintptr_t>(y) % kAlignment : 0);
-  return state.reserve(second_.plan, options(), batch, !keeps_z());
+  return state.reserve(second_.plan, batch, !keeps_z());
 }
 
 template <class First>
 size_t Normalized<First>::kept_bytes(size_t batch) const {
   if (is_narrow_) return narrow_.kept_bytes(batch);
-  const size_t state = normalization::State::bytes_for(second_.plan, batch, !keeps_z());
-  size_t z = 0;
-  if (state == SIZE_MAX ||
-      (keeps_z() && __builtin_mul_overflow(batch, first_.output().count * sizeof(float), &z)) || z > SIZE_MAX / 4) {
-    fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
-    return SIZE_MAX;
-  }
+  const size_t state = check_kept(normalization::State::bytes_for(second_.plan, batch, !keeps_z()), batch);
+  const size_t z = keeps_z() ? z_bytes(batch) : 0;
+  if (state == SIZE_MAX || z == SIZE_MAX) return SIZE_MAX;
   return state + z + (keeps_z() ? kAlignment : 0);
+}
+
+// Of float32 z; SIZE_MAX with a sentence where there are too many.
+template <class First>
+size_t Normalized<First>::z_bytes(size_t batch) const {
+  size_t bytes;
+  const bool fits = !__builtin_mul_overflow(batch, first_.output().count * sizeof(float), &bytes);
+  return check_kept(fits && bytes <= SIZE_MAX / 4 ? bytes : SIZE_MAX, batch);
 }
 
 // True where y has the shape of z without gaps: then an inference needs no other memory for z.
@@ -226,9 +225,8 @@ int Normalized<First>::apply_fused(const ForwardArguments& a) {
   }
   const Tensor to(second_.output(), a.y, y_step);
   const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
-  size_t kept = 0;
-  if (keeps && (__builtin_mul_overflow(a.batch, first_.output().count * sizeof(float), &kept) || kept > SIZE_MAX / 4))
-    return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", a.batch);
+  const size_t kept = keeps ? z_bytes(a.batch) : 0;
+  if (kept == SIZE_MAX) return -1;
   const normalization::Plan& plan = second_.plan;
   const bool is_far = keeps && kept >= kFarBytes;
   const bool in_runs = is_far && takes_source(plan, a.batch, to) && first_.makes_runs(f);

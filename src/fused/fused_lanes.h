@@ -12,7 +12,7 @@
 
 #include <cstddef>
 
-#include "base/memory.h"
+#include "base/kept_block.h"
 #include "convolution/convolution_filter.h"
 #include "convolution/winograd.h"
 #include "fused/fused_lanes_kernels.h"

@@ -17,7 +17,7 @@
 
 #include <cstddef>
 
-#include "base/memory.h"
+#include "base/kept_block.h"
 #include "convolution/convolution_filter.h"
 #include "fused/fused_room.h"
 #include "fused/fused_windows.h"

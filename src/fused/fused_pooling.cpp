@@ -7,6 +7,7 @@
 // a of an inference, lie in the workspace behind what the pair asks for.
 #include <algorithm>
 
+#include "base/kept_block.h"
 #include "base/status.h"
 #include "fused/fused.h"
 #include "fused/fused_room.h"

@@ -1,4 +1,4 @@
-// Memory of a fused layer, of one call and from a training call to its gradients: counted first and then placed.
+// Memory of one call of a fused layer, counted first and then placed.
 #pragma once
 
 #include <cstddef>
@@ -55,34 +55,5 @@ inline size_t check_kept(size_t bytes, size_t batch) {
   if (bytes == SIZE_MAX) fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
   return bytes;
 }
-
-// What a training call keeps for its gradients: a block from the caller's allocator, as large as the largest call's.
-class KeptBlock {
- public:
-  explicit KeptBlock(const Options& options) : options_(options) {}
-  KeptBlock(const KeptBlock&) = delete;
-  KeptBlock& operator=(const KeptBlock&) = delete;
-  ~KeptBlock() { options_.release(block_); }
-
-  std::byte* data() const { return block_; }
-
-  // Room for `bytes`; -1 with a sentence, and then what was kept is still there. Where the block is a new one it is
-  // gone, and `batch`, the number of samples it was of, becomes 0.
-  int reserve(size_t bytes, size_t* batch) {
-    if (bytes <= bytes_) return 0;
-    auto* fresh = static_cast<std::byte*>(options_.get(bytes));
-    if (!fresh) return -1;
-    options_.release(block_);
-    block_ = fresh;
-    bytes_ = bytes;
-    *batch = 0;
-    return 0;
-  }
-
- private:
-  const Options options_;
-  std::byte* block_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 }  // namespace obn::fused

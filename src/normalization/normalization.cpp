@@ -52,13 +52,12 @@ std::byte* workspace_for(size_t bytes) {
 
 // ---- creation ----
 
-Normalization::Normalization(const Options& options) : Filter(kKind, options) {
+Normalization::Normalization(const Options& options) : Filter(kKind, options), state(options) {
   plan.kernels = &targets.best();
   plan.threads = options.threads;
 }
 
 Normalization::~Normalization() {
-  state.release(options());
   options().release(gamma_block_);
   options().release(beta_block_);
 }
@@ -238,7 +237,7 @@ int Normalization::apply_normalization(size_t batch, const void* x, size_t x_str
     return -1;
   if (!scratch()) return -1;
   std::byte* work = workspace_for(forward_bytes(plan, batch, from, to, training));
-  if (!work || (training && state.reserve(plan, options(), batch, !borrows) != 0)) return -1;
+  if (!work || (training && state.reserve(plan, batch, !borrows) != 0)) return -1;
   if (training) {
     borrowed_ = borrows ? x : nullptr;
     borrowed_step_ = x_stride;

@@ -23,6 +23,7 @@
 #include "activation/activation_walk.h"
 #include "base/cpu.h"
 #include "base/filter.h"
+#include "base/kept_block.h"
 #include "base/view.h"
 #include "openbnns/bnns/normalization.h"
 
@@ -233,8 +234,9 @@ struct Tensor {
 
 // What a training call keeps for the gradients: its input, and how x̂ follows from it.
 struct State {
-  void* block = nullptr;
-  size_t bytes = 0;
+  explicit State(const Options& options) : block(options) {}
+
+  KeptBlock block;
   size_t batch = 0;          // 0: nothing kept
   float* copy = nullptr;     // (N, R, P): room for a copy of the input; NULL where the caller keeps it
   const float* x = nullptr;  // (N, R, P): the copy, or what the caller keeps
@@ -245,8 +247,7 @@ struct State {
   // Bytes for a batch; SIZE_MAX: more than can be addressed.
   static size_t bytes_for(const Plan& plan, size_t batch, bool copies);
   // Room for a batch, kept or grown; -1 with a sentence, and then what was there is still there.
-  int reserve(const Plan& plan, const Options& options, size_t batch, bool copies = true);
-  void release(const Options& options) { options.release(block); }
+  int reserve(const Plan& plan, size_t batch, bool copies = true);
 };
 
 // A gradient of γ or β, with as many values as the parameter (rows: P or R·P).

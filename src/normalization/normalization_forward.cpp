@@ -82,7 +82,7 @@ class ForwardCall {
       // The copy gets the alignment of y, so that both may be streamed.
       const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
       const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
-      state->copy = reinterpret_cast<float*>(static_cast<std::byte*>(state->block) + offset);
+      state->copy = reinterpret_cast<float*>(state->block.data() + offset);
     }
     state->x = state->copy ? state->copy : reinterpret_cast<const float*>(x.walk.data);
     state->x_step = state->copy ? plan.sample() : x.step;
@@ -441,19 +441,12 @@ struct StatePlaces {
 
 size_t State::bytes_for(const Plan& plan, size_t batch, bool copies) { return StatePlaces(plan, batch, copies).all; }
 
-int State::reserve(const Plan& plan, const Options& options, size_t samples, bool copies) {
+int State::reserve(const Plan& plan, size_t samples, bool copies) {
   const StatePlaces places(plan, samples, copies);
   if (places.all == SIZE_MAX)
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
-  if (places.all > bytes) {
-    void* fresh = options.get(places.all);
-    if (!fresh) return -1;
-    options.release(block);
-    block = fresh;
-    bytes = places.all;
-    batch = 0;
-  }
-  std::byte* at = static_cast<std::byte*>(block);
+  if (block.reserve(places.all, &batch) != 0) return -1;
+  std::byte* at = block.data();
   copy = copies ? reinterpret_cast<float*>(at) : nullptr;
   at += places.copy;
   for (float** array : {&mean, &r, &rest}) {

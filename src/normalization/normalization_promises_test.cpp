@@ -110,10 +110,9 @@ void check_parts(const Setup& s, const Target& target, uint64_t seed) {
   std::vector<RunMoments> moments;
   if (takes_moments(plan)) moments = gather_moments(plan, s.n, values, random);
   const Array input = parts.x;
-  State state;
-  const Options options = find_filter(parts.filter)->options();
-  CHECK(state.reserve(plan, options, s.n, false) == 0, "%s", obn_last_error());
-  CHECK(state.bytes == State::bytes_for(plan, s.n, false), "%zu bytes", state.bytes);
+  State state(find_filter(parts.filter)->options());
+  CHECK(state.reserve(plan, s.n, false) == 0, "%s", obn_last_error());
+  CHECK(state.block.bytes() == State::bytes_for(plan, s.n, false), "%zu bytes", state.block.bytes());
   std::byte* work = workspace(forward_bytes(plan, s.n, x, y, true));
   forward(plan, &state, s.n, x, y, work, moments.empty() ? nullptr : moments.data());
   CHECK(parts.y.bytes == whole.y.bytes, "output of %s", on.c_str());
@@ -138,7 +137,6 @@ void check_parts(const Setup& s, const Target& target, uint64_t seed) {
   CHECK(u.bytes == whole.dx.bytes, "input gradient of %s", on.c_str());
   CHECK(parts.dbeta.bytes == whole.dbeta.bytes, "beta gradient of %s", on.c_str());
   CHECK(parts.dgamma.bytes == whole.dgamma.bytes, "gamma gradient of %s", on.c_str());
-  state.release(options);
 }
 
 }  // namespace
@@ -312,8 +310,8 @@ void check_borrowing(const Setup& s, const test::Target& target, uint64_t seed) 
   const State& state = normalization_of(borrows)->state;
   CHECK((state.x == static_cast<float*>(borrows.x.data())) == stays, "%s: borrowed, or not", on.c_str());
   const size_t bytes = obn_filter_kept_bytes(borrows.filter, s.n), before = obn_filter_kept_bytes(copies.filter, s.n);
-  CHECK(bytes == state.bytes && (stays ? bytes + s.n * s.sample() * sizeof(float) <= before : bytes == before),
-        "%s: %zu bytes, not %zu; %zu with a copy", on.c_str(), state.bytes, bytes, before);
+  CHECK(bytes == state.block.bytes() && (stays ? bytes + s.n * s.sample() * sizeof(float) <= before : bytes == before),
+        "%s: %zu bytes, not %zu; %zu with a copy", on.c_str(), state.block.bytes(), bytes, before);
 }
 
 }  // namespace
