@@ -280,10 +280,12 @@ void Convolution::take_channel(const depthwise::Channels& channels, const Run& r
   Parts places{block};
   const PartsWork work = lay_out_channels(&places, run, g);
   if (work.partial) work.partial[channel] = sum_channel(dz, g.batch, output_.extent[0] * output_.extent[1]);
-  if (work.algorithm)
-    channels.sum_weight_gradient({g.x.planes(0), {}, nullptr, false}, channel, dz, scratch, work.algorithm);
-  if (g.dx.data)
-    channels.add_input_gradient({{}, w_, g.dx.planes(0), g.dx_view.accumulate, nullptr, nullptr}, channel, dz, scratch);
+  const WeightGradient to_w = {work.algorithm ? g.x.planes(0) : Planes{}, {}, nullptr, false};
+  const InputGradient to_x = {{}, w_, g.dx.data ? g.dx.planes(0) : Planes{}, g.dx_view.accumulate, nullptr, nullptr};
+  if (work.algorithm && g.dx.data && channels.adds_both())
+    return channels.add_gradients(to_x, to_w, channel, dz, work.algorithm);
+  if (work.algorithm) channels.sum_weight_gradient(to_w, channel, dz, scratch, work.algorithm);
+  if (g.dx.data) channels.add_input_gradient(to_x, channel, dz, scratch);
 }
 
 void Convolution::finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g,

@@ -238,6 +238,27 @@ void Channels::plan(const Problem& s) {
   plan_input_gradient(s, &input);
 }
 
+bool Channels::adds_both() const {
+  const auto fits = [](const Axis& axis) {
+    return axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1 && axis.before == 1 && axis.in == axis.out;
+  };
+  const Problem& s = weight.problem;
+  return kernels->gradients && fits(s.x) && fits(s.y) && s.y.out >= 2 && weight.bands == 1;
+}
+
+void Channels::add_gradients(const InputGradient& to_x, const WeightGradient& to_w, size_t channel, float* dz,
+                             std::byte* work) const {
+  const Problem& s = weight.problem;
+  const size_t segments = weight.segments, all = s.in_channels * weight.taps;
+  InputGradient one = to_x;
+  one.dz = planes_of_channel(s, dz);
+  for (size_t part = 0; part < segments; ++part) {
+    const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
+    kernels->gradients(weight, one, to_w, channel, from, to - from,
+                       reinterpret_cast<float*>(work) + part * all + channel * weight.taps);
+  }
+}
+
 void Channels::add_input_gradient(const InputGradient& call, size_t channel, float* dz, std::byte* scratch) const {
   const Problem& s = input.problem;
   InputGradient one = call;

@@ -75,6 +75,10 @@ struct Kernels {
   // Sums (channels, m, kh, kw) of channels [channel, channel + channels) over samples [first, first + count).
   void (*weight_gradient)(const Plan&, const WeightGradient&, size_t channel, size_t channels, size_t first,
                           size_t count, float* sums, std::byte* work);
+  // dx and sums (kh, kw) of one channel, where O = C and a kernel of 3x3 moves over images with a border of one zero;
+  // NULL: not on this target. dz are the planes of that channel.
+  void (*gradients)(const Plan&, const InputGradient&, const WeightGradient&, size_t channel, size_t first,
+                    size_t count, float* sums);
 };
 
 extern const Targets<Kernels> targets;
@@ -96,6 +100,10 @@ struct Channels {
   static bool fits(const Problem& problem) { return problem.out_channels == problem.in_channels; }  // and fits() above
   void plan(const Problem& problem);
   void add_input_gradient(const InputGradient& call, size_t channel, float* dz, std::byte* scratch) const;
+  // Both at a time, where that is quicker; `work` as below.
+  bool adds_both() const;
+  void add_gradients(const InputGradient& to_x, const WeightGradient& to_w, size_t channel, float* dz,
+                     std::byte* work) const;
   // `work` (work_bytes) is one and the same for all channels; finish is last.
   void sum_weight_gradient(const WeightGradient& call, size_t channel, float* dz, std::byte* scratch,
                            std::byte* work) const;

@@ -326,6 +326,72 @@ void slide_products(const SlideProducts& s, F* all) {
   for (size_t t = 0; t < 9; ++t) all[t] = sums[t];
 }
 
+// Both gradients of one plane of as many rows (two or more) and columns as dz has, with a border of one zero: each is
+// what slide and slide_products give, to the bit.
+struct SlideGradients {
+  const float *x, *dz;
+  size_t x_row, dz_row;
+  float* dx;
+  size_t dx_row;
+  size_t rows, columns;
+  bool accumulate;
+};
+
+OBN_INLINE void differentiate_strip(const SlideGradients& s, const F (&w)[9], size_t q, F (&sums)[9]) {
+  Keep keep[3];
+#pragma GCC unroll 3
+  for (size_t k = 0; k < 3; ++k) keep[k] = inside_lanes(q, k, 1, s.columns, s.columns);
+  const size_t width = least(kLanes, s.columns - q);
+  const float *x = s.x + q - 1, *dz = s.dz + q - 1;
+  float* dx = s.dx + q;
+  auto put = [&](F v) __attribute__((always_inline)) {
+    if (width == kLanes) {
+      store(dx, s.accumulate ? load(dx) + v : v);
+    } else {
+      store_first(dx, s.accumulate ? load_first(dx, width) + v : v, width);
+    }
+    dx += s.dx_row;
+  };
+  // A row of dz belongs to three rows of dx. Returned is its middle, which meets rows of x.
+  const F start = F{};
+  F next = start, last = start, done;
+  auto spread = [&]() __attribute__((always_inline)) {
+    const F a = held(load_kept(dz, keep[0])), b = held(load_kept(dz + 1, keep[1]));
+    const F c = held(load_kept(dz + 2, keep[2]));
+    done = last + w[6] * a + w[7] * b + w[8] * c;
+    last = next + w[3] * a + w[4] * b + w[5] * c;
+    next = start + w[0] * a + w[1] * b + w[2] * c;
+    dz += s.dz_row;
+    return b;
+  };
+  // The next row of x meets rows of dz from the one below it on. One that is outside takes no part: 0 · Inf is not 0.
+  auto meet = [&](size_t ky, F d) __attribute__((always_inline)) {
+#pragma GCC unroll 3
+    for (size_t k = 0; k < 3; ++k) sums[3 * ky + k] += d * load_kept(x + k, keep[k]);
+  };
+  F d2 = spread(), d1 = spread();
+  put(done);
+  meet(0, d1);
+  meet(1, d2);
+  x += s.x_row;
+  for (size_t i = 2; i < s.rows; ++i, x += s.x_row) {
+    const F d0 = spread();
+    put(done);
+#pragma GCC unroll 3
+    for (size_t k = 0; k < 3; ++k) {
+      const F v = held(load_kept(x + k, keep[k]));
+      sums[k] += d0 * v;
+      sums[3 + k] += d1 * v;
+      sums[6 + k] += d2 * v;
+    }
+    d2 = d1;
+    d1 = d0;
+  }
+  put(last);
+  meet(1, d1);
+  meet(2, d2);
+}
+
 // ---- forward ----
 
 void forward(const Plan& plan, const Forward& f, size_t first_unit, size_t units, std::byte* work) {
@@ -516,6 +582,20 @@ void add_band(const Plan& plan, const float* stage, const float* dz, size_t dz_r
   }
 }
 
+// One number out of each vector of sums (n, rounded up to whole vectors of them).
+void add_lanes(const F* sums, size_t n, float* dw) {
+  for (size_t i = 0; i < n; i += kLanes) {
+    F some[kLanes];
+    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
+    const F totals = sum_each(some);
+    if (n - i >= kLanes) {
+      store(dw + i, totals);
+    } else {
+      store_first(dw + i, totals, n - i);
+    }
+  }
+}
+
 void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, size_t channels, size_t first,
                      size_t count, float* dw, std::byte* work) {
   const Problem& s = plan.problem;
@@ -551,21 +631,46 @@ void weight_gradient(const Plan& plan, const WeightGradient& g, size_t channel, 
       }
     }
   }
-  for (size_t i = 0; i < all; i += kLanes) {
-    F some[kLanes];
-    for (size_t k = 0; k < kLanes; ++k) some[k] = sums[i + k];
-    const F totals = sum_each(some);
-    if (all - i >= kLanes) {
-      store(dw + i, totals);
-    } else {
-      store_first(dw + i, totals, all - i);
+  add_lanes(sums, all, dw);
+}
+
+// ---- both ----
+
+// Planes of one channel do not follow each other. Into the second-level cache: the first one is full of the plane in
+// use.
+OBN_INLINE void fetch_plane(const float* p, size_t n) {
+  constexpr size_t kLine = 16;
+  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 0, 2);
+}
+
+void gradients(const Plan& plan, const InputGradient& to_x, const WeightGradient& to_w, size_t channel, size_t first,
+               size_t count, float* dw) {
+  F w[9], sums[kPad] = {};
+#pragma GCC unroll 9
+  for (size_t t = 0; t < 9; ++t) w[t] = held(splat(to_x.w[channel * plan.taps + 8 - t]));
+  const size_t columns = as_size(plan.problem.x.out);
+  for (size_t n = first; n < first + count; ++n) {
+    const float* x = to_w.x.data + n * to_w.x.sample + channel * to_w.x.plane;
+    float* dx = to_x.dx.data + n * to_x.dx.sample + channel * to_x.dx.plane;
+    if (n + 1 < first + count) {
+      fetch_plane(x + to_w.x.sample, to_w.x.plane);
+      fetch_plane(dx + to_x.dx.sample, to_x.dx.plane);
     }
+    F of_plane[9];
+#pragma GCC unroll 9
+    for (size_t t = 0; t < 9; ++t) of_plane[t] = sums[t];
+    for (size_t q = 0; q < columns; q += kLanes)
+      differentiate_strip({x, to_x.dz.data + n * to_x.dz.sample, to_w.x.row, to_x.dz.row, dx, to_x.dx.row, plan.rows,
+                           columns, to_x.accumulate}, w, q, of_plane);
+#pragma GCC unroll 9
+    for (size_t t = 0; t < 9; ++t) sums[t] = of_plane[t];
   }
+  add_lanes(sums, 9, dw);
 }
 
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {forward, input_gradient, weight_gradient};
+const Kernels kernels = {forward, input_gradient, weight_gradient, kLanes == 16 ? gradients : nullptr};
 
 }  // namespace obn::OBN_TARGET::convolution::depthwise

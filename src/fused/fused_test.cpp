@@ -230,6 +230,27 @@ TEST(fused_layers_in_parts_equal_the_two_layers) {
   }
 }
 
+// Both gradients of a plane in one pass: strips of all widths, and planes that are all border.
+TEST(fused_depthwise_planes_of_all_sizes_equal_the_two_layers) {
+  for (size_t h : {1, 2, 3, 4, 7}) {
+    for (size_t w : {1, 2, 7, 15, 16, 17, 31, 32, 33}) {
+      for (size_t pad : {0, 1, 2}) {
+        if (h + 2 * pad < 3 || w + 2 * pad < 3) continue;
+        Setup s;
+        s.n = 3;
+        s.c = s.o = s.groups = 2;
+        s.h = h;
+        s.w = w;
+        s.pad = pad;
+        check_setup(s, h);
+        s.accumulate = true;
+        s.x_gaps[1] = s.dx_gaps[1] = 3;
+        check_setup(s, w);
+      }
+    }
+  }
+}
+
 TEST(fused_any_number_of_threads_gives_the_same_bits) {
   for (First first : kFirsts) {
     for (BNNSFilterType norm : kNorms) {
