@@ -14,8 +14,6 @@
 
 namespace obn::activation {
 
-using obn::by_pieces;
-
 inline constexpr size_t kPiece = 16384;  // values per piece of parallel work
 inline constexpr size_t kBlock = 512;    // values converted in the first-level cache at a time
 inline constexpr size_t kAxes = BNNS_MAX_TENSOR_DIMENSION + 1;

@@ -265,8 +265,8 @@ void Normalized<First>::run_parts(const typename First::Forward& f, size_t batch
                                   normalization::RunMoments* moments) const {
   const normalization::Plan& plan = second_.plan;
   const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
-  activation::by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
-                        [&](size_t first, size_t count) {
+  by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
+            [&](size_t first, size_t count) {
     for (size_t k = first; k < first + count; ++k) {
       const size_t sample = k / parts, channel = k % parts * channels, run = sample * plan.runs + channel;
       float* part = z + run * plan.length;
@@ -398,7 +398,7 @@ int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
 template <class First>
 void Normalized<First>::run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u,
                                   std::byte* work) const {
-  activation::by_pieces(parts, 1, first_.part_threads(b), [&](size_t part, size_t) {
+  by_pieces(parts, 1, first_.part_threads(b), [&](size_t part, size_t) {
     first_.run_part(b, part, u + batch * part / parts * first_.output().count, work);
   });
   first_.finish_parts(b, work);

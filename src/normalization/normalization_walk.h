@@ -10,7 +10,6 @@
 
 namespace obn::normalization {
 
-using activation::by_pieces;
 using activation::Cursor;
 using activation::Walk;
 
