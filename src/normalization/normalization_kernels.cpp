@@ -39,9 +39,16 @@ void some_block_moments(const float* const* x, size_t count, size_t length, RunM
   F first[kLanes], second[kLanes];
   float about[kLanes], firsts[kLanes], seconds[kLanes];
   for (size_t k = count; k < kLanes; ++k) first[k] = second[k] = F{};
-  for (size_t k = 0; k < count; ++k) first[k] = run_sum(x[k], beginning_of(length));
-  store(about, sum_each(first) / splat(static_cast<float>(beginning_of(length))));
+  // Long blocks look ahead to the next one only: memory is to be read in its order.
+  const bool are_long = length > kShortRun;
+  if (are_long) {
+    about[0] = gather_about(x[0], length).about[0];
+  } else {
+    for (size_t k = 0; k < count; ++k) first[k] = run_sum(x[k], beginning_of(length));
+    store(about, sum_each(first) / splat(static_cast<float>(beginning_of(length))));
+  }
   for (size_t k = 0; k < count; ++k) {
+    if (are_long && k + 1 < count) about[k + 1] = gather_about(x[k + 1], length).about[0];
     Gathered gathered = {x[k], splat(about[k])};
     gathered.rest(0, length);
     first[k] = gathered.first_sum();
