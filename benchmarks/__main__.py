@@ -27,7 +27,7 @@ from benchmarks.harness import (
 
 FAMILIES = (
     "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
-    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads",
+    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads", "scaling",
     "calls",
 )  # fmt: skip
 

@@ -18,10 +18,14 @@ import numpy as np
 
 from . import _core
 from ._spec import empty
-from .blocks import Activate, Block, Convolution, Dense, Flatten, Normalize, Pool, Shape, Values
+from .arithmetic import BinaryArithmeticLayer
+from .blocks import (
+    Activate, Block, Convolution, Dense, Flatten, Normalize, Pool, Position, Shape, Values,
+)  # fmt: skip
 
 _LINE = 64
-_NATIVE = (Activate, Convolution, Dense, Normalize, Pool)  # forward and backward: one native call
+# forward and backward: one native call each
+_NATIVE = (Activate, Convolution, Dense, Normalize, Pool, Position)
 
 
 @dataclass(eq=False)
@@ -77,6 +81,7 @@ class _Value:
     packed: bool = True  # its values lie in one row
     users: int = 0
     gradient: _Value | None = None
+    borrows_gradient: bool = False  # it is somebody else's too: read, not changed
     array: Any = None
 
     def place(self, arena: Values) -> Any:
@@ -238,11 +243,12 @@ class Plan:
         name: str = "",
         result: _Value | None = None,
         block: Block | None = None,
+        is_native: bool = False,
     ) -> None:
         """The next call of a step; all it is given is in use then."""
         given = [value for value in (*values, *(rooms or {}).values()) if value is not None]
         self._touch(*given)
-        is_native = type(block) in _NATIVE  # classes derived from them may do anything
+        is_native |= type(block) in _NATIVE  # classes derived from them may do anything
         self._calls.append(_Call(run, values, rooms, name, result, is_native))
         self._now += 1
 
@@ -294,7 +300,7 @@ class Plan:
         node = _Node(fork.name, ends, y)
         if fork.join == "add":
             node.parts = [lambda gradient: gradient] * len(ends)
-            self._call(_add, y, *ends, name=fork.name, result=y)
+            self._add(y, *ends, name=fork.name, result=y)
         else:
             start, apart = 0, []
             for end in ends:
@@ -348,10 +354,8 @@ class Plan:
                 node.output if block.needs_output else None, gradient, target, rooms=node.rooms,
                 name=node.name, block=block,
             )  # fmt: skip
-            if target is not None and source.gradient is None:
-                source.gradient = target
-            elif target is not None:
-                self._call(_add, source.gradient, source.gradient, target)
+            if target is not None:
+                self._own(source, target)
 
     def _packed(self, value: _Value) -> _Value:
         """The value, or a copy where it is a part of something wider."""
@@ -362,14 +366,31 @@ class Plan:
         return copy
 
     def _share(self, source: _Value, part: _Value) -> None:
-        """A part of the gradient of a value that is also somebody else's: read, not changed."""
-        if source.gradient is not None:
-            self._call(_add, source.gradient, source.gradient, part)
-        elif source.users == 1:
+        """A part of a value's gradient that is also somebody else's: read, not changed."""
+        if source.gradient is None:
+            source.gradient, source.borrows_gradient = part, True
+        elif source.borrows_gradient:
+            self._collect(source, part, self._value("sum of gradients", source.shape))
+        else:
+            self._collect(source, part, source.gradient)
+
+    def _own(self, source: _Value, part: _Value) -> None:
+        """A part of a value's gradient that nobody else reads."""
+        if source.gradient is None:
             source.gradient = part
         else:
-            source.gradient = self._value("sum of gradients", source.shape)
-            self._call(_copy, source.gradient, part)
+            self._collect(source, part, part if source.borrows_gradient else source.gradient)
+
+    def _collect(self, source: _Value, part: _Value, total: _Value) -> None:
+        assert source.gradient is not None
+        self._add(total, source.gradient, part)
+        source.gradient, source.borrows_gradient = total, False
+
+    def _add(self, total: _Value, *parts: _Value, **about: Any) -> None:
+        """total = Σ parts, of which one of the first two may be the total itself."""
+        spec = total.shape[1:]
+        layer = BinaryArithmeticLayer("add", input_a=spec, input_b=spec)
+        self._call(partial(_add, layer), total, *parts, is_native=True, **about)
 
 
 def _is_input(value: _Value, x: _Value) -> bool:
@@ -394,10 +415,10 @@ def _backward(
         block.backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
 
 
-def _add(total: Values, *parts: Values) -> None:
-    np.add(parts[0], parts[1], out=total)
+def _add(layer: BinaryArithmeticLayer, total: Values, *parts: Values) -> None:
+    layer.apply(parts[0], parts[1], out=total)
     for part in parts[2:]:
-        np.add(total, part, out=total)
+        layer.apply(total, part, out=total)
 
 
 def _copy(*pairs: Values) -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ._activations import Activation, ActivationLike
 from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from .activation import ActivationLayer
+from .arithmetic import BinaryArithmeticLayer
 from .attention import AttentionCache, MultiheadAttention, Projection
 from .convolution import ConvolutionLayer
 from .fully_connected import FullyConnectedLayer
@@ -631,20 +632,24 @@ class Position(Block):
     needs_output = False
 
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
-        self.parameters = {"table": random.normal(0, self.scale, shape).astype(np.float32)}
+        table = random.normal(0, self.scale, shape).astype(np.float32)
+        self.parameters = {"table": table}
+        self._layer = BinaryArithmeticLayer(
+            "add", input_a=shape, input_b=table, b_kind="parameter"
+        )
         return shape
 
     def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
-        np.add(x, self.parameters["table"], out=y)
+        self._layer.apply(x, self.parameters["table"], out=y)
 
     def backward(
         self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
         gradients: Rooms, *, rooms: Rooms,
     ) -> None:  # fmt: skip
-        if "table" in gradients:
-            np.sum(grad_output, axis=0, out=gradients["table"])
-        if input_gradient is not None:
-            input_gradient[...] = grad_output
+        self._layer.apply_backward(
+            None, None, None, grad_output, a_gradient=input_gradient,
+            b_gradient=gradients.get("table"),
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(eq=False)
