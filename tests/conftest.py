@@ -1,7 +1,12 @@
 """Options of the test run. Tests import the `cases` and `oracles` packages beside this file."""
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# Cases are small, and what they check is to be computed by several threads.
+os.environ.setdefault("OPENBNNS_EAGER_THREADS", "1")
 
 settings.register_profile("short", deadline=None, derandomize=True, max_examples=150)
 settings.register_profile("long", deadline=None, derandomize=True, max_examples=2000)

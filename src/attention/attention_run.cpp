@@ -36,7 +36,6 @@ constinit const Targets<Kernels> targets{&portable::attention::kernels, nullptr,
 
 namespace {
 
-constexpr size_t kAlone = size_t{1} << 18;      // multiply-adds below which a call stays on one thread
 constexpr size_t kPerPiece = size_t{1} << 19;   // those that a piece should hold at least
 constexpr size_t kChunkRows = 128;              // rows that go through the spare block at a time
 constexpr size_t kNear = size_t{1} << 16;       // projected values that stay in the caches
@@ -78,14 +77,14 @@ void copy_weights(const Weights& from, const Weights& to, size_t threads) {
   const auto load = activation::targets.best().load;
   float* out = static_cast<float*>(const_cast<void*>(to.data));
   if (to.input_step == 1 && from.inputs > 1) {
-    parallel(from.columns(), threads, [&](size_t j) {
+    parallel(from.columns(), threads, 8 * kByte * from.columns() * from.inputs, [&](size_t j) {
       const size_t h = j / from.width, w = j % from.width;
       load(from.type, at(from.data, h * from.head_step + w * from.width_step, from.type), from.input_step, from.inputs,
            out + j * from.inputs);
     });
     return;
   }
-  parallel(divide_up(from.inputs, 16), threads, [&](size_t piece) {
+  parallel(divide_up(from.inputs, 16), threads, 8 * kByte * from.columns() * from.inputs, [&](size_t piece) {
     for (size_t e = piece * 16; e < std::min(from.inputs, piece * 16 + 16); ++e) {
       for (size_t h = 0; h < from.heads; ++h)
         load(from.type, at(from.data, e * from.input_step + h * from.head_step, from.type), from.width_step, from.width,
@@ -447,7 +446,7 @@ void Attention::attend(const Job& job, const Plan& plan) const {
   const size_t each = std::max<size_t>(1, rows * (s_ + extra()) * (key_width_ + value_width_));
   const size_t jobs = job.batch * heads_ * down, at_once = divide_up(kPerPiece, each);
   const size_t row = value_columns();
-  parallel(divide_up(jobs, at_once), jobs * each < kAlone ? 1 : plan.threads, [&](size_t piece) {
+  parallel(divide_up(jobs, at_once), plan.threads, 2 * kMultiplyAdd * jobs * each, [&](size_t piece) {
     for (size_t i = piece * at_once; i < std::min(jobs, (piece + 1) * at_once); ++i) {
       const size_t b = i / down / heads_, h = i / down % heads_, first = i % down * rows;
       const size_t count = std::min(rows, t_ - first), stats = (b * heads_ + h) * t_;
@@ -470,14 +469,14 @@ void Attention::attend_backward(const Job& job, const Plan& plan) const {
   const size_t row = value_columns(), all = s_ + extra();
   if (!plan.rows.p) {  // before dq takes the place of a
     const size_t rows_each = std::max<size_t>(1, t_ * row);
-    parallel(job.batch * heads_, job.batch * rows_each < kAlone ? 1 : plan.threads, [&](size_t i) {
+    parallel(job.batch * heads_, plan.threads, 8 * kByte * job.batch * rows_each, [&](size_t i) {
       const size_t offset = i / heads_ * t_ * row + i % heads_ * value_width_;
       kernels.dots(plan.rows.a + offset, row, plan.da + offset, row, t_, value_width_, plan.dots + i * t_);
     });
   }
   const size_t each = std::max<size_t>(1, 5 * t_ * all * ((key_width_ + value_width_) / 2));
   const size_t jobs = job.batch * heads_, at_once = divide_up(kPerPiece, each);
-  parallel(divide_up(jobs, at_once), jobs * each < kAlone ? 1 : plan.threads, [&](size_t piece) {
+  parallel(divide_up(jobs, at_once), plan.threads, 2 * kMultiplyAdd * jobs * each, [&](size_t piece) {
     for (size_t i = piece * at_once; i < std::min(jobs, (piece + 1) * at_once); ++i) {
       const size_t b = i / heads_, h = i % heads_;
       const Head head = head_of(job, plan, b, h);

@@ -168,7 +168,7 @@ TEST(every_piece_runs_once_for_any_number_of_threads) {
     for (size_t pieces : {0, 1, 2, 5, 64, 1000}) {
       for (int repeat = 0; repeat < 20; ++repeat) {
         std::vector<std::atomic<int>> runs(pieces);
-        parallel(pieces, threads, [&](size_t piece) { runs[piece].fetch_add(1, std::memory_order_relaxed); });
+        parallel(pieces, threads, kAnyWork, [&](size_t piece) { runs[piece].fetch_add(1, std::memory_order_relaxed); });
         for (size_t i = 0; i < pieces; ++i) CHECK(runs[i] == 1, "piece %zu of %zu ran %d times", i, pieces, +runs[i]);
       }
     }
@@ -182,7 +182,7 @@ TEST(every_thread_takes_runs_of_neighbouring_pieces) {
     std::vector<pthread_t> who(pieces);
     std::vector<size_t> when(pieces);
     std::atomic<size_t> clock{0};
-    parallel(pieces, threads, [&](size_t piece) {
+    parallel(pieces, threads, kAnyWork, [&](size_t piece) {
       who[piece] = pthread_self();
       when[piece] = clock.fetch_add(1, std::memory_order_relaxed);
     });
@@ -204,7 +204,7 @@ TEST(nested_and_simultaneous_calls_finish) {
   std::atomic<size_t> total{0};
   auto outer = [&] {
     for (int repeat = 0; repeat < 50; ++repeat)
-      parallel(8, 4, [&](size_t) { parallel(8, 4, [&](size_t) { total.fetch_add(1, std::memory_order_relaxed); }); });
+      parallel(8, 4, kAnyWork, [&](size_t) { parallel(8, 4, kAnyWork, [&](size_t) { total.fetch_add(1, std::memory_order_relaxed); }); });
   };
   std::vector<pthread_t> callers(6);
   for (auto& caller : callers)
@@ -232,7 +232,7 @@ struct TwoCallers {
   static void* second(void* self) {
     auto& stage = static_cast<TwoCallers*>(self)->stage;
     wait(stage, 1);
-    parallel(2, 2, [&](size_t piece) {
+    parallel(2, 2, kAnyWork, [&](size_t piece) {
       if (piece == 0) stage.store(2);
       wait(stage, 3);
     });
@@ -249,7 +249,7 @@ TEST(threads_that_call_at_the_same_time_share_the_cores) {
   TwoCallers two;
   pthread_t second;
   if (pthread_create(&second, nullptr, TwoCallers::second, &two) != 0) return;
-  parallel(2, 2, [&](size_t) {
+  parallel(2, 2, kAnyWork, [&](size_t) {
     int none = 0;
     two.stage.compare_exchange_strong(none, 1);
     TwoCallers::wait(two.stage, 2);
@@ -257,7 +257,7 @@ TEST(threads_that_call_at_the_same_time_share_the_cores) {
   // The pool is free again, but one of the two threads is the second caller's.
   const pthread_t caller = pthread_self();
   std::atomic<size_t> elsewhere{0};
-  parallel(64, 2, [&](size_t) {
+  parallel(64, 2, kAnyWork, [&](size_t) {
     usleep(50);
     if (!pthread_equal(caller, pthread_self())) elsewhere.fetch_add(1);
   });
@@ -282,7 +282,7 @@ Meeting meet() {
   Meeting m;
   std::atomic<int> there{0};
   const pthread_t caller = pthread_self();
-  parallel(2, 2, [&](size_t) {
+  parallel(2, 2, kAnyWork, [&](size_t) {
     there.fetch_add(1);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (there.load() < 2 && std::chrono::steady_clock::now() < until) usleep(20);
@@ -340,7 +340,7 @@ TEST(workers_keep_off_the_callers_core) {
 TEST(scratch_is_there_in_every_piece) {
   CHECK(scratch() != nullptr, "%s", obn_last_error());
   std::atomic<int> missing{0};
-  parallel(64, 4, [&](size_t piece) {
+  parallel(64, 4, kAnyWork, [&](size_t piece) {
     std::byte* block = scratch();
     if (!block || reinterpret_cast<uintptr_t>(block) % kAlignment != 0) {
       missing.fetch_add(1);

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -45,7 +46,7 @@ size_t count_cores() {
 // ---- cores ----
 
 constexpr int kNoCore = -1;
-constexpr size_t kFewWorkers = 8;  // a call that wakes more of them leaves their places to the system
+constexpr size_t kFewThreads = 9;  // a call on more of them leaves the places of its workers to the system
 
 int this_core() {
 #if defined(__linux__)
@@ -61,8 +62,6 @@ int this_core() {
 // call.
 class Place {
  public:
-  bool is_parked = false;
-
   // By the worker itself, before all else.
   void take() {
 #if defined(__linux__)
@@ -149,84 +148,136 @@ class Callers {
 
 // ---- pieces ----
 
-// Every thread of a call has a share of its pieces, a run of neighbours, and takes them in order; then it takes what is
+// Every thread of a call has a share of its tickets, a run of neighbours, and takes them in order; then it takes what is
 // left of the others' shares. So a thread walks through memory in one direction, and finds in its caches what it wrote
-// in the call before, if that had its pieces in the same order.
+// in the call before, if that had its pieces in the same order. A ticket is a piece, or a few where there are very many.
 //
-// The pieces of a share are handed out by one number, the ticket: which call it belongs to (upper half) and the next
-// piece (lower half). Taking a piece is a compare-and-swap on it, so a worker that comes late, or was asleep, finds a
-// ticket of another call or an exhausted one and takes nothing: nobody ever waits for it. The call's other words may be
-// rewritten only while its tickets are closed; a worker that read them before a successful swap read those of its call.
-// A call ends only when all its pieces are counted, and a worker counts its own after the last one: until then all
-// tickets it sees are of this call.
-constexpr uint64_t kClosed = 0xffffffff;
+// A share is one number: which call it belongs to, the next ticket, and the one behind its last. Taking a ticket is a
+// compare-and-swap on it, so a worker that comes late, or was asleep, finds a share of another call or an empty one and
+// takes nothing: nobody ever waits for it. The call's other words are rewritten only when all its tickets are counted; a
+// worker counts what it took afterwards, so what it read between the share and a successful swap was of that call.
+constexpr unsigned kTicketBits = 18;
+constexpr uint64_t kMostTickets = (uint64_t{1} << kTicketBits) - 1;
+constexpr uint64_t kCalls = uint64_t{1} << (64 - 2 * kTicketBits);
 
-struct alignas(64) Share {
-  std::atomic<uint64_t> ticket{kClosed};
-  std::atomic<size_t> end{0};  // behind its last piece
+constexpr uint64_t share_of(uint64_t call, uint64_t next, uint64_t end) {
+  return (call << kTicketBits | next) << kTicketBits | end;
+}
+constexpr uint64_t call_of(uint64_t share) { return share >> 2 * kTicketBits; }
+constexpr size_t next_of(uint64_t share) { return share >> kTicketBits & kMostTickets; }
+constexpr size_t end_of(uint64_t share) { return share & kMostTickets; }
+
+// What a thread of the pool needs for itself, in lines of its own.
+struct alignas(64) Seat {
+  std::atomic<uint64_t> share{0};
+
+  alignas(64) std::mutex bed;  // a parked worker waits here
+  std::condition_variable alarm;
+  Place place;  // guarded by bed while the worker is parked
+};
+
+// ---- what a call costs ----
+
+using Clock = std::chrono::steady_clock;
+
+double nanoseconds(Clock::duration time) { return std::chrono::duration<double, std::nano>(time).count(); }
+
+// For tests, whose arrays are small: OPENBNNS_EAGER_THREADS=1 makes every call worth all threads.
+bool is_eager() {
+  static const bool eager = [] {
+    const char* text = std::getenv("OPENBNNS_EAGER_THREADS");
+    return text && *text == '1';
+  }();
+  return eager;
+}
+
+// Handing over to one more thread that is awake, and waiting for it: measured whenever workers are started.
+std::atomic<double> hand_over{300.0};
+constexpr double kLeastHandOver = 50.0, kMostHandOver = 5000.0;
+constexpr double kWorthAThread = 3000.0;  // below, fetching what the caller has in its caches costs more
+constexpr double kWakeUp = 30000.0;       // what waking workers costs, about: the system has to
+
+// Sleeping workers are woken once the calls that went without them have lost as much as that costs; a call that loses
+// as much alone wakes them at once.
+class Patience {
+ public:
+  // Whether `wanted` threads should compute although only `awake` would not have to be woken.
+  bool wakes(double work, size_t awake, size_t wanted) {
+    if (work == kAnyWork || is_eager()) return true;
+    lost_ += work / static_cast<double>(awake) - work / static_cast<double>(wanted);
+    if (lost_ < kWakeUp) return false;
+    lost_ = 0;
+    return true;
+  }
+
+ private:
+  double lost_ = 0;
 };
 
 struct Pool {
-  Share shares[kMaxThreads];  // 0: the caller's, k + 1: that of worker k
-  alignas(64) std::atomic<size_t> done{0};
+  Seat seats[kMaxThreads];  // 0: the caller's, k: that of worker k
+  alignas(64) std::atomic<size_t> done{0};  // tickets
   alignas(64) std::atomic<size_t> threads{0};  // shares that this call has
+  std::atomic<size_t> pieces{0}, per_ticket{1};
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
   std::atomic<int> core{kNoCore};  // where the caller was when it began
 
+  // A bit for every worker that is parked. Whoever looks whether somebody must be woken changes the word too (by
+  // nothing): so either he sees the bit, or the worker, when it has set the bit, sees its new share.
+  alignas(64) std::atomic<uint64_t> parked[kMaxThreads / 64] = {};
+
   Callers callers;
 
-  std::mutex owner;               // held by the thread whose call this is
-  uint64_t call = 0;              // guarded by owner
-  size_t workers = 0;             // guarded by owner
-  std::atomic<size_t> settled{0}; // workers that have allocated all they ever will
+  std::mutex owner;                // held by the thread whose call this is
+  uint64_t call = 0;               // guarded by owner, as the two below
+  size_t workers = 0;              // seats 1 to this one
+  Patience patience;
+  std::atomic<size_t> settled{0};  // workers that have allocated all they ever will
 
-  std::mutex bed;  // parked workers wait here
-  std::condition_variable alarm;
-  std::atomic<size_t> parked{0};
-  Place places[kMaxThreads];  // those of parked workers are guarded by bed
-
-  // Runs pieces until the share has none; how many.
-  size_t empty(Share& share) {
-    for (size_t count = 0;;) {
-      uint64_t now = share.ticket.load(std::memory_order_acquire);
-      const size_t piece = now & kClosed;
-      auto* run = body.load(std::memory_order_acquire);
-      void* with = context.load(std::memory_order_acquire);
-      if (piece >= share.end.load(std::memory_order_acquire)) return count;
-      if (!share.ticket.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel)) continue;
-      run(with, piece);
+  // Runs tickets until the share has none.
+  void empty(std::atomic<uint64_t>& share) {
+    size_t count = 0;
+    for (;;) {
+      uint64_t now = share.load(std::memory_order_acquire);
+      const size_t ticket = next_of(now);
+      if (ticket >= end_of(now)) break;
+      auto* run = body.load(std::memory_order_relaxed);
+      void* with = context.load(std::memory_order_relaxed);
+      const size_t each = per_ticket.load(std::memory_order_relaxed), all = pieces.load(std::memory_order_relaxed);
+      if (!share.compare_exchange_weak(now, now + (uint64_t{1} << kTicketBits), std::memory_order_acq_rel)) continue;
+      for (size_t piece = ticket * each; piece < std::min(all, (ticket + 1) * each); ++piece) run(with, piece);
       ++count;
     }
+    if (count > 0) done.fetch_add(count, std::memory_order_release);
   }
 
   void help(size_t first) {
-    size_t count = empty(shares[first]);
+    empty(seats[first].share);
     const size_t all = threads.load(std::memory_order_acquire);
-    for (size_t i = first + 1; i < all; ++i) count += empty(shares[i]);
-    for (size_t i = 0; i < first; ++i) count += empty(shares[i]);
-    if (count > 0) done.fetch_add(count, std::memory_order_release);
+    for (size_t i = first + 1; i < all; ++i) empty(seats[i].share);
+    for (size_t i = 0; i < std::min(first, all); ++i) empty(seats[i].share);
   }
 
   void run(size_t count, size_t wanted, void (*run_body)(void*, size_t), void* with) {
     start_workers(wanted - 1);
-    call = (call + 1) & kClosed;
-    for (size_t i = 0; i < wanted; ++i) shares[i].ticket.store(call << 32 | kClosed, std::memory_order_release);
-    done.store(0, std::memory_order_release);
-    threads.store(wanted, std::memory_order_release);
-    body.store(run_body, std::memory_order_release);
-    context.store(with, std::memory_order_release);
+    const size_t each = (count + kMostTickets - 1) / kMostTickets, tickets = (count + each - 1) / each;
+    done.store(0, std::memory_order_relaxed);
+    threads.store(wanted, std::memory_order_relaxed);
+    pieces.store(count, std::memory_order_relaxed);
+    per_ticket.store(each, std::memory_order_relaxed);
+    body.store(run_body, std::memory_order_relaxed);
+    context.store(with, std::memory_order_relaxed);
     core.store(this_core(), std::memory_order_relaxed);
-    call = (call + 1) & kClosed;
-    const size_t least = count / wanted, more = count % wanted;  // the first `more` shares have a piece more
+    call = (call + 1) % kCalls;
+    const size_t least = tickets / wanted, more = tickets % wanted;  // the first `more` shares have a ticket more
     for (size_t i = wanted; i-- > 0;) {
       const size_t begin = i * least + std::min(i, more);
-      shares[i].end.store(begin + least + (i < more), std::memory_order_release);
-      shares[i].ticket.store(call << 32 | begin, std::memory_order_seq_cst);
+      seats[i].share.store(share_of(call, begin, begin + least + (i < more)), std::memory_order_release);
     }
-    if (parked.load(std::memory_order_seq_cst) > 0) wake_workers();
+    wake_next(0, wanted);
     help(0);
-    for (size_t tries = 0; done.load(std::memory_order_acquire) < count; ++tries) {
+    for (size_t tries = 0; done.load(std::memory_order_acquire) < tickets; ++tries) {
       if (tries < 4096) {
         pause();
       } else {
@@ -239,8 +290,21 @@ struct Pool {
     const int here = this_core();
     return here != kNoCore && here == core.load(std::memory_order_relaxed);
   }
+
+  bool is_parked(size_t seat) {
+    const uint64_t bits = parked[seat / 64].fetch_add(0, std::memory_order_acq_rel);
+    return bits >> seat % 64 & 1;
+  }
+  // The caller, and the workers from seat 1 on that need not be woken.
+  size_t awake() const {
+    size_t seat = 1;
+    while (seat <= workers && !(parked[seat / 64].load(std::memory_order_relaxed) >> seat % 64 & 1)) ++seat;
+    return seat;
+  }
+
   void start_workers(size_t wanted);
-  void wake_workers();
+  void measure();
+  void wake_next(size_t seat, size_t wanted);
   void work(size_t seat);
 };
 
@@ -266,8 +330,9 @@ void* worker_main(void* argument) {
 
 void Pool::start_workers(size_t wanted) {
   if (workers >= wanted) [[likely]] return;
+  const size_t before = workers;
   for (; workers < wanted; ++workers) {
-    auto* start = new (std::nothrow) Start{this, workers};
+    auto* start = new (std::nothrow) Start{this, workers + 1};
     pthread_t thread;
     if (!start || pthread_create(&thread, nullptr, worker_main, start) != 0) {
       delete start;
@@ -277,44 +342,71 @@ void Pool::start_workers(size_t wanted) {
   }
   // So that a warm call allocates nothing, not even on a worker that a busy machine starts late.
   while (settled.load(std::memory_order_acquire) < workers) sched_yield();
+  if (workers > before) measure();
 }
 
-void Pool::wake_workers() {
-  {
-    std::lock_guard guard(bed);
-    const size_t wanted = std::min(workers, threads.load(std::memory_order_relaxed) - 1);
-    for (size_t seat = 0; wanted <= kFewWorkers && seat < wanted; ++seat) {
-      if (places[seat].is_parked) places[seat].keep_off(core.load(std::memory_order_relaxed));
-    }
+// A call of one piece a thread, each of a known length: what it takes beyond that is what handing over and joining cost.
+void Pool::measure() {
+  static constexpr auto kPiece = std::chrono::microseconds(1);
+  constexpr int kTrials = 12;
+  const size_t all = std::min(workers + 1, count_cores());
+  if (all < 2) return;
+  auto best = Clock::duration::max();
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const auto begin = Clock::now();
+    run(
+        all, all,
+        [](void*, size_t) {
+          for (const auto until = Clock::now() + kPiece; Clock::now() < until;) pause();
+        },
+        nullptr);
+    best = std::min(best, Clock::now() - begin - kPiece);
   }
-  alarm.notify_all();
+  const double each = nanoseconds(best) / static_cast<double>(all - 1);
+  hand_over.store(std::clamp(each, kLeastHandOver, kMostHandOver), std::memory_order_relaxed);
 }
 
-void Pool::work(size_t seat) {
+// Wakes those of the next seats that are parked; each wakes some more, so that a few steps reach all.
+void Pool::wake_next(size_t seat, size_t wanted) {
+  constexpr size_t kEach = 4;
+  const size_t end = std::min({kEach * seat + kEach + 1, wanted, workers + 1});
+  for (size_t next = kEach * seat + 1; next < end; ++next) {
+    if (!is_parked(next)) continue;
+    Seat& sleeper = seats[next];
+    {
+      std::lock_guard guard(sleeper.bed);
+      if (wanted <= kFewThreads) sleeper.place.keep_off(core.load(std::memory_order_relaxed));
+    }
+    sleeper.alarm.notify_one();
+  }
+}
+
+void Pool::work(size_t number) {
   // A worker beyond the cores would spin on somebody else's time.
-  const bool may_spin = seat + 1 < count_cores();
-  Place& place = places[seat];
-  place.take();
-  const std::atomic<uint64_t>& ticket = shares[seat + 1].ticket;
+  const bool may_spin = number < count_cores();
+  Seat& seat = seats[number];
+  seat.place.take();
+  const std::atomic<uint64_t>& share = seat.share;
+  std::atomic<uint64_t>& word = parked[number / 64];
+  const uint64_t bit = uint64_t{1} << number % 64;
   for (uint64_t seen = 0;;) {
-    const auto until = std::chrono::steady_clock::now() + kSpin;
-    uint64_t now = ticket.load(std::memory_order_acquire);
-    for (size_t tries = 1; may_spin && now >> 32 == seen; now = ticket.load(std::memory_order_acquire), ++tries) {
+    const auto until = Clock::now() + kSpin;
+    uint64_t now = share.load(std::memory_order_acquire);
+    for (size_t tries = 1; may_spin && call_of(now) == seen; now = share.load(std::memory_order_acquire), ++tries) {
       pause();
-      if (tries % 64 == 0 && (is_on_callers_core() || std::chrono::steady_clock::now() > until)) break;
+      if (tries % 64 == 0 && (is_on_callers_core() || Clock::now() > until)) break;
     }
-    if (now >> 32 == seen) {
-      std::unique_lock guard(bed);
-      place.is_parked = true;
-      parked.fetch_add(1, std::memory_order_seq_cst);
-      alarm.wait(guard, [&] { return (now = ticket.load(std::memory_order_seq_cst)) >> 32 != seen; });
-      parked.fetch_sub(1, std::memory_order_relaxed);
-      place.is_parked = false;
+    if (call_of(now) == seen) {
+      std::unique_lock guard(seat.bed);
+      word.fetch_or(bit, std::memory_order_acq_rel);
+      seat.alarm.wait(guard, [&] { return call_of(now = share.load(std::memory_order_acquire)) != seen; });
+      word.fetch_and(~bit, std::memory_order_acq_rel);
     }
-    seen = now >> 32;
-    if (is_on_callers_core()) place.keep_off(core.load(std::memory_order_relaxed));
-    if ((now & kClosed) != kClosed) help(seat + 1);
-    place.roam();
+    seen = call_of(now);
+    wake_next(number, threads.load(std::memory_order_relaxed));
+    if (is_on_callers_core()) seat.place.keep_off(core.load(std::memory_order_relaxed));
+    help(number);
+    seat.place.roam();
   }
 }
 
@@ -354,25 +446,35 @@ size_t threads_for(size_t limit) {
   return limit == 0 ? threads : std::min(limit, threads);
 }
 
-void run_pieces(size_t pieces, size_t threads, void (*body)(void*, size_t), void* context) {
-  if (pieces > 1 && threads > 1 && pieces < kClosed && !inside) {
-    if (Pool* all = pool()) {
-      const size_t others = all->callers.enter();
-      size_t ours = std::min(threads, pieces);
-      if (others > 0) ours = std::min(ours, library_threads() - std::min(others, library_threads()));
-      inside = true;
-      if (ours > 1 && all->owner.try_lock()) {
-        all->run(pieces, ours, body, context);
-        all->owner.unlock();
-      } else {
-        for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
-      }
-      inside = false;
-      all->callers.leave();
-      return;
-    }
+size_t threads_worth(size_t threads, double work) {
+  if (work == kAnyWork || is_eager()) return threads;
+  if (threads < 2 || work < 2 * kWorthAThread) return 1;
+  // work / n + hand_over · n is least here.
+  const double best = std::min(std::sqrt(work / hand_over.load(std::memory_order_relaxed)), work / kWorthAThread);
+  return best < static_cast<double>(threads) ? std::max(static_cast<size_t>(best), size_t{1}) : threads;
+}
+
+void run_pieces(size_t pieces, size_t threads, double work, void (*body)(void*, size_t), void* context) {
+  const size_t wanted = inside ? 1 : threads_worth(std::min(threads, pieces), work);
+  Pool* all = wanted > 1 ? pool() : nullptr;
+  if (!all) {
+    for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
+    return;
   }
-  for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
+  const size_t others = all->callers.enter();
+  size_t ours = others == 0 ? wanted : std::min(wanted, library_threads() - std::min(others, library_threads()));
+  inside = true;
+  if (ours > 1 && all->owner.try_lock()) {
+    const size_t awake = all->awake();
+    if (awake < ours && !all->patience.wakes(work, awake, ours)) ours = awake;
+    if (ours > 1) all->run(pieces, ours, body, context);
+    all->owner.unlock();
+  } else {
+    ours = 1;
+  }
+  for (size_t piece = 0; ours < 2 && piece < pieces; ++piece) body(context, piece);
+  inside = false;
+  all->callers.leave();
 }
 
 }  // namespace obn

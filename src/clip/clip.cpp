@@ -136,7 +136,7 @@ const float* row_of(const Kernels& kernels, const std::byte* data, BNNSDataType 
 void add_up(const Slices& s, double* sums, double* partial) {
   const Kernels& kernels = targets.best();
   std::fill_n(s.is_shared ? partial : sums, s.is_shared ? s.partial_sums() : s.kept, 0.0);
-  parallel(s.pieces, threads_for(0), [&](size_t piece) {
+  parallel(s.pieces, threads_for(0), kUsualPiece * s.pieces, [&](size_t piece) {
     double* own = s.is_shared ? partial + piece * s.kept : sums;
     float* room = reinterpret_cast<float*>(scratch());
     s.rows(piece, [&](size_t x, size_t x_stride, size_t, size_t, size_t sum, bool sums_move, size_t n) {
@@ -160,7 +160,7 @@ void add_up(const Slices& s, double* sums, double* partial) {
 template <class Change>
 void change_rows(const Slices& s, bool reads_output, const Change& change) {
   const Kernels& kernels = targets.best();
-  parallel(s.pieces, threads_for(0), [&](size_t piece) {
+  parallel(s.pieces, threads_for(0), kUsualPiece * s.pieces, [&](size_t piece) {
     float* room = reinterpret_cast<float*>(scratch());
     float* y_room = room + kBlock;
     s.rows(piece, [&](size_t x, size_t x_stride, size_t y, size_t y_stride, size_t sum, bool sums_move, size_t n) {

@@ -26,7 +26,6 @@ constexpr char kKind[] = "convolution";
 constexpr char kTransposedKind[] = "transposed convolution";
 
 constexpr size_t kChunkBytes = size_t{32} << 20;
-constexpr size_t kSmallCall = size_t{1} << 18;       // calls with fewer multiplications stay on the calling thread
 constexpr size_t kMostValues = size_t{1} << 58;      // of an array or a batch: sizes in bytes cannot overflow below
 constexpr size_t kLongestRow = size_t{1} << 16;      // of a softmax, which needs it in scratch
 
@@ -289,9 +288,8 @@ Problem Convolution::problem_of(size_t batch) const {
 }
 
 Run Convolution::make_run(size_t batch) const {
-  size_t products;
-  const bool is_small = !__builtin_mul_overflow(products_, batch, &products) && products < kSmallCall;
-  return {choice(), problem_, is_small ? 1 : threads_for(options().threads), nullptr};
+  const double work = kMultiplyAdd * static_cast<double>(products_) * batch;
+  return {choice(), problem_, threads_worth(threads_for(options().threads), work), nullptr};
 }
 
 int Convolution::check_size(size_t batch) const {

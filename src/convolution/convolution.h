@@ -37,6 +37,12 @@ struct Problem {
   size_t groups;        // G >= 1
   Axis x;
   Axis y;
+
+  // Of any of the three passes.
+  double multiplications() const {
+    const auto of = [](const Axis& axis) { return static_cast<double>(axis.kernel * axis.out); };
+    return static_cast<double>(batch * out_channels) * static_cast<double>(in_channels / groups) * of(x) * of(y);
+  }
 };
 
 // (N, channels, rows, columns) of float32; columns lie side by side. Strides count values.

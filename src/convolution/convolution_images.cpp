@@ -78,7 +78,7 @@ template <class Body>
 void for_planes(const View& view, size_t samples, size_t threads, const Body& body) {
   const size_t channels = view.extent[2], planes = samples * channels;
   const size_t together = std::max<size_t>(1, kPieceValues / (view.extent[0] * view.extent[1]));
-  parallel((planes + together - 1) / together, threads, [&](size_t piece) {
+  parallel((planes + together - 1) / together, threads, 8 * kByte * planes * view.extent[0] * view.extent[1], [&](size_t piece) {
     const size_t end = std::min(planes, (piece + 1) * together);
     for (size_t plane = piece * together; plane < end; ++plane) body(plane / channels, plane % channels);
   });
@@ -210,7 +210,7 @@ void make_output_gradient(const OutputGradient& g, size_t first, size_t samples,
   };
   if (!g.partial) return for_planes(v, samples, threads, [&](size_t n, size_t c) { one(n, c); });
   const size_t groups = std::min(samples, kSumGroups);
-  parallel(groups * channels, threads, [&](size_t piece) {
+  parallel(groups * channels, threads, 12 * kByte * samples * channels * plane, [&](size_t piece) {
     const size_t group = piece / channels, c = piece % channels;
     double sum = 0.0;
     for (size_t n = group * samples / groups; n < (group + 1) * samples / groups; ++n) sum += one(n, c);

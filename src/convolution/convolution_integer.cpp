@@ -69,7 +69,7 @@ void forward(const Problem& s, const IntegerForward& f, size_t threads) {
   const bool with_offsets = xv.bias != 0.0f || f.w_bias != 0.0f;
   const double a = xv.scale, b = xv.bias, c = f.w_scale, d = f.w_bias;
   // One piece is one row of y.
-  parallel(s.batch * s.out_channels * rows, threads, [&](size_t piece) {
+  parallel(s.batch * s.out_channels * rows, threads, 16 * kMultiplyAdd * s.multiplications(), [&](size_t piece) {
     const size_t n = piece / rows / s.out_channels, o = piece / rows % s.out_channels, p = piece % rows;
     const size_t y_row = n * f.y.step + o * yv.stride[2] + p * yv.stride[1];
     Sums* sums = reinterpret_cast<Sums*>(scratch());

@@ -9,6 +9,8 @@ namespace {
 bool always(const Problem&) { return true; }
 size_t nothing(const Problem&) { return 0; }
 
+constexpr double kSlowly = 1.0;  // nanoseconds for a multiplication
+
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 
 bool is_inside(const Axis& axis, int64_t position) { return position >= 0 && position < axis.in; }
@@ -17,7 +19,7 @@ bool is_inside(const Axis& axis, int64_t position) { return position >= 0 && pos
 void forward(const Problem& s, const Forward& f, size_t threads, std::byte*) {
   const size_t channels = s.in_channels / s.groups, outputs = s.out_channels / s.groups;
   const size_t taps = as_size(s.x.kernel * s.y.kernel);
-  parallel(s.batch * s.out_channels, threads, [&](size_t piece) {
+  parallel(s.batch * s.out_channels, threads, kSlowly * s.multiplications(), [&](size_t piece) {
     const size_t n = piece / s.out_channels, o = piece % s.out_channels, c0 = o / outputs * channels;
     for (int64_t p = 0; p < s.y.out; ++p) {
       float* y = f.y.data + n * f.y.sample + o * f.y.plane + as_size(p) * f.y.row;
@@ -45,7 +47,7 @@ void forward(const Problem& s, const Forward& f, size_t threads, std::byte*) {
 void input_gradient(const Problem& s, const InputGradient& g, size_t threads, std::byte*) {
   const size_t channels = s.in_channels / s.groups, outputs = s.out_channels / s.groups;
   const size_t taps = as_size(s.x.kernel * s.y.kernel);
-  parallel(s.batch * s.in_channels, threads, [&](size_t piece) {
+  parallel(s.batch * s.in_channels, threads, kSlowly * s.multiplications(), [&](size_t piece) {
     const size_t n = piece / s.in_channels, c = piece % s.in_channels, o0 = c / channels * outputs;
     for (int64_t v = 0; v < s.y.in; ++v) {
       float* dx = g.dx.data + n * g.dx.sample + c * g.dx.plane + as_size(v) * g.dx.row;
@@ -75,7 +77,7 @@ void input_gradient(const Problem& s, const InputGradient& g, size_t threads, st
 void weight_gradient(const Problem& s, const WeightGradient& g, size_t threads, std::byte*) {
   const size_t channels = s.in_channels / s.groups, outputs = s.out_channels / s.groups;
   const size_t taps = as_size(s.x.kernel * s.y.kernel);
-  parallel(s.out_channels * channels, threads, [&](size_t piece) {
+  parallel(s.out_channels * channels, threads, kSlowly * s.multiplications(), [&](size_t piece) {
     const size_t o = piece / channels, c = o / outputs * channels + piece % channels;
     for (int64_t ky = 0; ky < s.y.kernel; ++ky) {
       for (int64_t kx = 0; kx < s.x.kernel; ++kx) {

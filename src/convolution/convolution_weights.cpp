@@ -9,7 +9,6 @@ namespace obn::convolution {
 namespace {
 
 constexpr size_t kLanes = 32;                    // of Pack32
-constexpr size_t kSmall = size_t{1} << 14;       // fewer weights than this stay on the calling thread
 
 // Sizes of the problem's weights: a is the slowest axis, b the channels of one group.
 size_t first_channels(const WeightArray& w, WeightOrder order) {
@@ -31,8 +30,6 @@ void walk(const WeightArray& w, WeightOrder order, size_t a, const Body& body) {
     }
   }
 }
-
-size_t threads_for_weights(const WeightArray& w, size_t threads) { return w.count() < kSmall ? 1 : threads; }
 
 template <class T>
 T* data_of(const WeightArray& w) {
@@ -125,7 +122,7 @@ void expand_weights(const WeightArray& w, WeightOrder order, bool as_stored, siz
     values.scale = 1.0f;
     values.bias = 0.0f;
   }
-  parallel(a, threads_for_weights(w, threads), [&](size_t i) {
+  parallel(a, threads, 16 * kByte * w.count(), [&](size_t i) {
     float* next = to + i * run;
     switch (w.memory.type) {
       case BNNSDataTypeFloat32:
@@ -151,7 +148,7 @@ void put_weights(const WeightArray& w, WeightOrder order, const float* dw, size_
     std::copy_n(dw, w.count(), data_of<float>(w));
     return;
   }
-  parallel(a, threads_for_weights(w, threads), [&](size_t i) {
+  parallel(a, threads, 16 * kByte * w.count(), [&](size_t i) {
     const float* next = dw + i * run;
     const auto put = [&](auto* data, auto to_float, auto from_float) {
       walk(w, order, i, [&](size_t at) {

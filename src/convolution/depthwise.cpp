@@ -35,6 +35,7 @@ namespace {
 constexpr size_t kStageFloats = size_t{1} << 12;     // aimed at: half of a small first-level cache
 constexpr size_t kMostStageFloats = size_t{1} << 18;  // never more: 1 MiB
 constexpr size_t kLeastRows = 8;                     // of a band, unless the stage grows too large
+constexpr double kValue = 0.3;                       // nanoseconds for one that is read and written, about
 constexpr size_t kPieceValues = size_t{1} << 15;     // read and written by one piece: some 10 us
 constexpr size_t kSegmentValues = size_t{1} << 16;   // of one channel, summed in one go: bounds the rounding error
 constexpr size_t kLeastPieces = 16;                  // of the weight gradient
@@ -166,7 +167,7 @@ void plan_weight_gradient(const Problem& s, Plan* plan) {
 template <class Body>
 void by_units(size_t units, size_t values, size_t threads, const Body& body) {
   const size_t per_piece = std::max(kPieceValues / values, size_t{1});
-  parallel((units + per_piece - 1) / per_piece, threads,
+  parallel((units + per_piece - 1) / per_piece, threads, kValue * units * values,
            [&](size_t i) { body(i * per_piece, std::min(per_piece, units - i * per_piece)); });
 }
 
@@ -212,7 +213,7 @@ void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradi
   const size_t segments = plan.segments, per_channel = plan.multiplier * plan.taps, all = s.in_channels * per_channel;
   const size_t blocks = (s.in_channels + plan.block - 1) / plan.block;
   float* sums = reinterpret_cast<float*>(work);  // (segments, O, kh, kw)
-  parallel(blocks * segments, threads, [&](size_t i) {
+  parallel(blocks * segments, threads, kValue * s.batch * s.in_channels * plane_values(s) * plan.multiplier, [&](size_t i) {
     const size_t c = i % blocks * plan.block, part = i / blocks;
     const size_t from = s.batch * part / segments, to = s.batch * (part + 1) / segments;
     kernels.weight_gradient(plan, call, c, std::min(plan.block, s.in_channels - c), from, to - from,

@@ -43,10 +43,12 @@ constexpr size_t kDepth = 256;                          // values of k done in a
 constexpr size_t kTurnedDepth = 1024;                   // with outputs in lanes, where weights are streamed
 constexpr size_t kPieces = 16;                          // enough to keep a few threads busy
 constexpr size_t kCopies = 8;                           // pieces that are enough where each more copies a frame again
-constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications below which a call stays on its thread
+constexpr size_t kSmallCall = size_t{1} << 20;          // multiplications of a call that is not cut further
 constexpr size_t kMaxPhases = 4096;
 constexpr size_t kMaxParts = 8;                         // of the pixels in the weight gradient
 constexpr size_t kMaxSums = size_t{4} << 20;            // floats of all parts together
+
+double work_of(const Problem& s) { return 1.5 * kMultiplyAdd * s.multiplications(); }
 
 size_t as_size(int64_t v) { return static_cast<size_t>(v); }
 size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
@@ -234,7 +236,7 @@ void choose_lanes(const Kernels& kernels, Correlation* c) {
 size_t column_pieces(const Correlation& c) { return divide_up(c.block.column_blocks, c.blocks_at_once); }
 
 // Fills block and what follows from it; false where scratch cannot hold it.
-bool plan_blocks(const Kernels& kernels, Correlation* c) {
+bool plan_blocks(const Kernels& kernels, size_t threads, Correlation* c) {
   const size_t x_phases = as_size(c->x.phases);
   if (x_phases * as_size(c->y.phases) > kMaxPhases) return false;
   const bool is_long = c->is_flat && c->x.count() > kPixels;
@@ -255,10 +257,10 @@ bool plan_blocks(const Kernels& kernels, Correlation* c) {
   const size_t strip = c->in_channels * round_up(b.columns, kernels.tile_columns);
   c->in_strips = c->is_flat && c->in_place && strip <= kHardFloats;
   if (c->in_strips) b.channel = kernels.tile_columns;
-  c->blocks_at_once = c->in_strips ? std::clamp<size_t>(blocks / kPieces, 1, b.column_blocks) : 1;
+  c->blocks_at_once = c->in_strips ? std::clamp<size_t>(blocks / std::max(kPieces, 4 * threads), 1, b.column_blocks) : 1;
   const size_t pieces = column_pieces(*c) * c->batch * c->groups * b.row_blocks;
   const size_t multiplications = blocks * b.rows * b.columns * c->w_group;
-  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(kCopies, pieces));
+  c->parts = multiplications < kSmallCall ? 1 : std::min(c->panels, divide_up(std::max(kCopies, threads), pieces));
   if (b.channels < c->in_channels && !c->in_place) c->parts = std::max(c->parts, divide_up(c->panels, places - 1));
   return true;
 }
@@ -283,7 +285,7 @@ bool fits(const Kernels& kernels, const Problem& s, bool is_gradient) {
   Correlation c = outline(s, is_gradient);
   find_span(s.x, is_gradient, &c.x);
   find_span(s.y, is_gradient, &c.y);
-  return plan_blocks(kernels, &c);
+  return plan_blocks(kernels, 1, &c);
 }
 
 // Whole channels, at least one.
@@ -342,15 +344,13 @@ void correlate(const Kernels& kernels, const Problem& s, bool is_gradient, Corre
   Arena arena{work};
   c.x = list_taps(s.x, is_gradient, &arena);
   c.y = list_taps(s.y, is_gradient, &arena);
-  plan_blocks(kernels, &c);
+  plan_blocks(kernels, threads, &c);
   const size_t taps = as_size(s.x.kernel * s.y.kernel);
   list_phases(kernels, &c, offsets_of(c, taps), &arena);
   c.packed = arena.take<float>(packed_floats(kernels, c, taps));
-  const size_t multiplications = s.batch * s.groups * c.w_group * as_size(s.x.out * s.y.out);
-  if (multiplications < kSmallCall) threads = 1;
-  parallel(s.groups * c.panels, s.groups * c.w_group < kSmallCall / 16 ? 1 : threads,
+  parallel(s.groups * c.panels, threads, 8 * kByte * s.groups * c.w_group,
            [&](size_t piece) { kernels.pack_weights(c, piece / c.panels, piece % c.panels); });
-  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * column_pieces(c), threads,
+  parallel(c.batch * c.groups * c.parts * c.block.row_blocks * column_pieces(c), threads, work_of(s),
            [&](size_t piece) { kernels.correlate(c, piece, reinterpret_cast<float*>(scratch())); });
 }
 
@@ -485,14 +485,13 @@ void weight_gradient(const Kernels& kernels, const Problem& problem, const Weigh
       }
     }
   }
-  const size_t multiplications = s.batch * s.in_channels * g.out_channels * g.taps * as_size(s.x.out * s.y.out);
-  if (multiplications < kSmallCall) threads = 1;
-  const size_t pieces = g.groups * divide_up(g.in_channels, b.channels) * divide_up(g.panels, g.panels_at_once);
+  const size_t others = g.parts * g.groups * divide_up(g.in_channels, b.channels);
+  g.panels_at_once = even_pieces(g.panels, 1, g.panels_at_once, others, threads_worth(threads, work_of(s)));
   g.sums = arena.take<float>(0);
-  parallel(g.parts * pieces, threads,
+  parallel(others * divide_up(g.panels, g.panels_at_once), threads, work_of(s),
            [&](size_t piece) { kernels.sum_weights(g, piece, reinterpret_cast<float*>(scratch())); });
   const size_t runs = divide_up(g.out_channels, kernels.lanes);
-  parallel(g.groups * runs, threads, [&](size_t piece) { kernels.finish_weights(g, piece / runs, piece % runs); });
+  parallel(g.groups * runs, threads, 4 * kByte * g.parts * s.out_channels * g.in_channels * g.taps, [&](size_t piece) { kernels.finish_weights(g, piece / runs, piece % runs); });
 }
 
 }  // namespace obn::convolution::direct

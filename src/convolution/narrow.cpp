@@ -122,7 +122,7 @@ size_t segments_of(const Problem& s) {
 template <class Body>
 void by_units(size_t units, size_t values, size_t threads, const Body& body) {
   const size_t per_piece = std::max(kPieceValues / values, size_t{1});
-  parallel((units + per_piece - 1) / per_piece, threads,
+  parallel((units + per_piece - 1) / per_piece, threads, kMultiplyAdd * units * values,
            [&](size_t i) { body(i * per_piece, std::min(per_piece, units - i * per_piece)); });
 }
 
@@ -191,7 +191,7 @@ void finish_weight_gradient(const Problem& s, const WeightGradient& call, std::b
 void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& call, size_t threads,
                      std::byte* work) {
   const size_t segments = segments_of(s);
-  parallel(segments, threads, [&](size_t part) {
+  parallel(segments, threads, 2 * kMultiplyAdd * s.multiplications(), [&](size_t part) {
     WeightGradient here = call;
     here.x.data += s.batch * part / segments * call.x.sample;
     here.dz.data += s.batch * part / segments * call.dz.sample;
@@ -244,7 +244,7 @@ void tap_moments(const Kernels& kernels, const Problem& s, const Taps& x, size_t
   plan_forward(s, &plan);
   const size_t segments = moment_segments(s), all = moments_of(s);
   double* partial = reinterpret_cast<double*>(work);  // (segments, T + T·T)
-  parallel(segments, threads, [&](size_t k) {
+  parallel(segments, threads, 2 * kMultiplyAdd * s.multiplications(), [&](size_t k) {
     const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
     kernels.tap_moments(plan, x, from, to - from, partial + k * all, scratch());
   });
@@ -264,7 +264,7 @@ void masked_sums(const Kernels& kernels, const Problem& s, const Taps& x, const 
   plan_forward(s, &plan);
   const size_t segments = segments_of(s), all = masked_of(s);
   float* partial = reinterpret_cast<float*>(work);  // (segments, O·T + O)
-  parallel(segments, threads, [&](size_t k) {
+  parallel(segments, threads, 2 * kMultiplyAdd * s.multiplications(), [&](size_t k) {
     const size_t from = s.batch * k / segments, to = s.batch * (k + 1) / segments;
     kernels.masked_sums(plan, x, dz, from, to - from, partial + k * all, scratch());
   });

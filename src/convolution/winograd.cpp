@@ -52,6 +52,13 @@ constexpr size_t kFewTiles = 8;                     // it is shared too when few
 constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
 constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
 
+constexpr size_t kTilesForWeights = 64;             // of a piece that makes its weights, at least
+constexpr double kPointWork = kPoints * kMultiplyAdd;
+
+double work_of(const Cut& cut, size_t inputs, size_t outputs) {
+  return (kPointWork * inputs * outputs + kTile * (inputs + outputs)) * cut.tiles();
+}
+
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
@@ -81,7 +88,7 @@ struct PassPlan {
 };
 
 PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outputs, int64_t p, int64_t q,
-                   float* work) {
+                   size_t threads, float* work) {
   PassPlan plan;
   plan.v_row = round_up(inputs, kernels.lanes);
   plan.u.data = work;
@@ -99,21 +106,29 @@ PassPlan plan_pass(const Kernels& kernels, size_t n, size_t inputs, size_t outpu
     plan.floats = floats_of(plan.v);
   } else {
     const size_t wanted = std::max(kBlockBytes / per_tile, u_bytes > kLargeWeights ? kTilesForLarge : 1);
-    plan.cut = cut_tiles(n, p, q, std::min(wanted, possible), kBlockColumns);
+    plan.cut = cut_tiles(n, p, q, std::min(wanted, possible), kBlockColumns, threads);
     plan.floats = kPoints * plan.u.point;
   }
   return plan;
 }
 
+// A piece is a panel and some rows of it.
+void make_weights(const Kernels& kernels, const Panels& u, const Pass& pass, size_t threads) {
+  const size_t inputs = pass.x.channels, outputs = pass.y.channels, down = divide_up(inputs, kWeightRows);
+  parallel(divide_up(outputs, kernels.panel) * down, threads, kWeight * inputs * outputs, [&](size_t piece) {
+    const size_t first = piece / down * kernels.panel, end = std::min(outputs, first + kernels.panel);
+    const size_t k = piece % down * kWeightRows;
+    float* to = u.data + first / kernels.panel * u.step + k * kernels.panel;
+    for (size_t j = first; j < end; j += kernels.lanes)
+      kernels.weights(pass.w + k * pass.k_step + j * pass.j_step, pass.k_step, pass.j_step, pass.turned,
+                      std::min(inputs - k, kWeightRows), std::min(end - j, kernels.lanes), to + (j - first), u.point);
+  });
+}
+
 void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
-  parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
-    const size_t j = piece * kernels.lanes;
-    kernels.weights(pass.w + j * pass.j_step, pass.k_step, pass.j_step, pass.turned, inputs,
-                    std::min(outputs - j, kernels.lanes),
-                    plan.u.data + j / kernels.panel * plan.u.step + j % kernels.panel, plan.u.point);
-  });
-  parallel(plan.cut.blocks(), threads, [&](size_t piece) {
+  make_weights(kernels, plan.u, pass, threads);
+  parallel(plan.cut.blocks(), threads, work_of(plan.cut, inputs, outputs), [&](size_t piece) {
     const Block block = plan.cut.block(piece);
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
@@ -140,29 +155,34 @@ void run_panel(const Kernels& kernels, const PassPlan& plan, const Pass& pass, c
     v.data += k;
     kernels.multiply(block, v, some, u, channels.end - channels.first, k > 0, m);
   }
-  kernels.outputs(m, block, channels, pass.y, pass.bias, pass.accumulate, room);
+  kernels.outputs(m, block.alone(), channels, pass.y, pass.bias, pass.accumulate, room);
   if (pass.activation) activate(*pass.activation, pass.y, block, 1, channels);
 }
 
 void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
+  const size_t groups = divide_up(inputs, kernels.lanes), panels = divide_up(outputs, kernels.panel);
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
-    parallel(divide_up(inputs, kernels.lanes), threads, [&](size_t piece) {
-      const size_t c = piece * kernels.lanes;
-      kernels.data(pass.x, pass.up, pass.left, block, {c, std::min(inputs, c + kernels.lanes)}, plan.v,
-                   reinterpret_cast<float*>(scratch()));
+    const size_t tiles = block.rows * block.columns;
+    const Parts data(block, groups, 1, threads);
+    parallel(groups * data.count, threads, kTile * inputs * tiles, [&](size_t piece) {
+      const size_t c = piece / data.count * kernels.lanes;
+      kernels.data(pass.x, pass.up, pass.left, data.part(block, piece), {c, std::min(inputs, c + kernels.lanes)},
+                   plan.v, reinterpret_cast<float*>(scratch()));
     });
-    parallel(divide_up(outputs, kernels.panel), threads, [&](size_t piece) {
-      const size_t j = piece * kernels.panel;
-      run_panel(kernels, plan, pass, block, {j, std::min(outputs, j + kernels.panel)});
+    // The weights of a panel are made anew for each of its parts.
+    const Parts products(block, panels, divide_up(kTilesForWeights, block.columns), threads);
+    parallel(panels * products.count, threads, kPointWork * inputs * outputs * tiles, [&](size_t piece) {
+      const size_t j = piece / products.count * kernels.panel;
+      run_panel(kernels, plan, pass, products.part(block, piece), {j, std::min(outputs, j + kernels.panel)});
     });
   }
 }
 
 void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
   const PassPlan plan = plan_pass(kernels, pass.batch, pass.x.channels, pass.y.channels, pass.y.rows, pass.y.columns,
-                                  reinterpret_cast<float*>(work));
+                                  threads, reinterpret_cast<float*>(work));
   if (plan.is_shared) {
     run_panels(kernels, plan, pass, threads);
   } else {
@@ -192,22 +212,27 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
 void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, const WeightGradient& g,
                 const Image& x, const Image& dz, size_t threads) {
   const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
-  const size_t across = divide_up(x.channels, kSumInputs), down = divide_up(dz.channels, kernels.panel);
-  const size_t some = divide_up(x.channels, across);
+  const size_t down = divide_up(dz.channels, kernels.panel), some = inputs_together(x.channels, down, threads);
+  const size_t across = divide_up(x.channels, some);
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
-    parallel(x_groups + dz_groups, threads, [&](size_t piece) {
+    const size_t tiles = block.rows * block.columns;
+    const Parts parts(block, x_groups + dz_groups, 1, threads);
+    const double work = kTile * (x.channels + dz.channels) * tiles;
+    parallel((x_groups + dz_groups) * parts.count, threads, work, [&](size_t piece) {
+      const Block part = parts.part(block, piece);
+      const size_t group = piece / parts.count;
       float* room = reinterpret_cast<float*>(scratch());
-      if (piece < x_groups) {
-        const size_t c = piece * kernels.lanes;
-        kernels.data(x, s.y.before, s.x.before, block, {c, std::min(x.channels, c + kernels.lanes)}, plan.v, room);
+      if (group < x_groups) {
+        const size_t c = group * kernels.lanes;
+        kernels.data(x, s.y.before, s.x.before, part, {c, std::min(x.channels, c + kernels.lanes)}, plan.v, room);
       } else {
-        const size_t o = (piece - x_groups) * kernels.lanes;
-        kernels.gradient(dz, block, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
+        const size_t o = (group - x_groups) * kernels.lanes;
+        kernels.gradient(dz, part, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
       }
     });
-    parallel(across * down, threads, [&](size_t piece) {
-      const size_t c = std::min(x.channels, piece % across * some), o = piece / across * kernels.panel;
+    parallel(across * down, threads, kPointWork * x.channels * dz.channels * tiles, [&](size_t piece) {
+      const size_t c = piece % across * some, o = piece / across * kernels.panel;
       const Range inputs = {c, std::min(x.channels, c + some)};
       const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
       const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), some, kernels.panel);
@@ -219,25 +244,32 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
 
 void run_apart(const Kernels& kernels, const SumPlan& plan, const Problem& s, const WeightGradient& g, const Image& x,
                const Image& dz, size_t threads) {
-  parallel(plan.parts, threads, [&](size_t part) {
+  // Too few parts for the threads: some panels of a part each, and V made once for each of them.
+  const size_t panels = divide_up(dz.channels, kernels.panel);
+  const size_t some = even_pieces(panels, 1, panels, plan.parts, threads), splits = divide_up(panels, some);
+  parallel(plan.parts * splits, threads, work_of(plan.cut, x.channels, dz.channels), [&](size_t piece) {
+    const size_t part = piece / splits, o = piece % splits * some * kernels.panel;
+    const Range outputs = {o, std::min(dz.channels, o + some * kernels.panel)};
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
     const Matrices y = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.y_row);
     Matrices sum = plan.s;
-    sum.data += part * floats_of(plan.s);
+    sum.data += part * floats_of(plan.s) + o;
     const size_t first = part * plan.part_blocks, end = std::min(plan.cut.blocks(), first + plan.part_blocks);
     for (size_t i = first; i < end; ++i) {
       const Block block = plan.cut.block(i);
       kernels.data(x, s.y.before, s.x.before, block, {0, x.channels}, v, room);
-      kernels.gradient(dz, block, {0, dz.channels}, y, room);
-      kernels.correlate(block, v, y, {0, x.channels}, {0, dz.channels}, i > first, sum);
+      kernels.gradient(dz, block, outputs, y, room);
+      kernels.correlate(block, v, y, {0, x.channels}, outputs, i > first, sum);
     }
   });
-  parallel(divide_up(dz.channels, kernels.lanes), threads, [&](size_t piece) {
-    const size_t o = piece * kernels.lanes;
+  // A piece is a vector of outputs and some inputs.
+  const size_t across = divide_up(x.channels, kWeightRows), groups = divide_up(dz.channels, kernels.lanes);
+  parallel(groups * across, threads, kWeight * plan.parts * x.channels * dz.channels, [&](size_t piece) {
+    const size_t o = piece / across * kernels.lanes, c = piece % across * kWeightRows;
     Matrices sum = plan.s;
-    sum.data += o;
-    kernels.weight_gradient(sum, plan.parts, floats_of(plan.s), {0, x.channels},
+    sum.data += o + c * sum.row;
+    kernels.weight_gradient(sum, plan.parts, floats_of(plan.s), {c, std::min(x.channels, c + kWeightRows)},
                             {o, std::min(dz.channels, o + kernels.lanes)}, x.channels, g.accumulate, g.dw);
   });
 }
@@ -267,7 +299,7 @@ bool weight_gradient_fits(const Problem& s) {
 // ---- the three passes ----
 
 size_t forward_bytes(const Kernels& kernels, const Problem& s) {
-  return plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, nullptr).floats * kFloat;
+  return plan_pass(kernels, s.batch, s.in_channels, s.out_channels, s.y.out, s.x.out, 1, nullptr).floats * kFloat;
 }
 
 void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t threads, std::byte* work) {
@@ -288,7 +320,7 @@ void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t 
 }
 
 size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) {
-  return plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, nullptr).floats * kFloat;
+  return plan_pass(kernels, s.batch, s.out_channels, s.in_channels, s.y.in, s.x.in, 1, nullptr).floats * kFloat;
 }
 
 // dx(v) = Σ w(k) · dz(v + before - k): with k = 2 - k', dz is read at v + k' - (2 - before).

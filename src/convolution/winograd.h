@@ -58,7 +58,7 @@ struct Kernels {
   void (*data_of_lanes)(const Lanes& x, const Block& block, Range channels, const Matrices& v);
   void (*gradient_of_lanes)(const Lanes& dz, const Block& block, Range channels, const Matrices& y);
 
-  // m(tile, j) = Σ_k v(tile, k) · u(k, j) for k < depth and j < outputs, or added.
+  // m(tile, j) = Σ_k v(tile, k) · u(k, j) for k < depth and j < outputs, or added. m begins with the block's first tile.
   void (*multiply)(const Block& block, const Matrices& v, size_t depth, const Panels& u, size_t outputs,
                    bool accumulate, const Matrices& m);
   // y = Aᵀ m A + bias, or y += Aᵀ m A; m begins with channel channels.first. bias may be NULL.

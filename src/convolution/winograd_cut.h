@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/pool.h"
 #include "convolution/winograd_tiles.h"
 
 namespace obn::convolution::winograd {
@@ -20,6 +21,7 @@ struct Cut {
   size_t down, across;  // blocks
 
   size_t blocks() const { return down * across; }
+  size_t tiles() const { return all.rows * all.columns; }
   size_t most_tiles() const { return rows * columns; }
   Block block(size_t i) const {
     Block b = all;
@@ -31,8 +33,14 @@ struct Cut {
   }
 };
 
+constexpr size_t kFewestTiles = 14;  // of a block that is cut smaller so that no thread waits: a panel of the register tile
+constexpr size_t kWeightRows = 32;   // channels whose weights are made, or finished, at a time
+
+// Nanoseconds, about: a tile of a channel to the points or back, and a weight.
+constexpr double kTile = 12.0, kWeight = 8.0;
+
 // Blocks of about `tiles` tiles over output planes of p rows and q columns, as even as they can be.
-inline Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns) {
+inline Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_columns, size_t threads = 1) {
   Cut cut;
   tiles = std::max(tiles, size_t{1});
   const size_t rows = divide_up(as_size(p), kOutputs), columns = divide_up(as_size(q), kOutputs);
@@ -43,6 +51,8 @@ inline Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_c
   cut.across = divide_up(columns, cut.columns);
   cut.down = divide_up(n * rows, tiles / cut.columns);
   cut.rows = divide_up(n * rows, cut.down);
+  cut.rows = even_pieces(n * rows, std::max(cut.rows / 4, divide_up(kFewestTiles, cut.columns)), cut.rows, cut.across,
+                         threads);
   cut.down = divide_up(n * rows, cut.rows);
   return cut;
 }
@@ -50,6 +60,24 @@ inline Cut cut_tiles(size_t n, int64_t p, int64_t q, size_t tiles, size_t most_c
 inline size_t count_tiles(size_t n, int64_t p, int64_t q) {
   return n * divide_up(as_size(p), kOutputs) * divide_up(as_size(q), kOutputs);
 }
+
+// Some rows of a block each, so that all threads have their share of `pieces` things that are done to every part; parts
+// have at least `fewest` rows.
+struct Parts {
+  size_t rows, count;
+
+  Parts(const Block& block, size_t pieces, size_t fewest, size_t threads)
+      : rows(even_pieces(block.rows, std::max(fewest, block.rows / kMost), block.rows, pieces, threads)),
+        count(divide_up(block.rows, rows)) {}
+
+  Block part(const Block& block, size_t piece) const {
+    const size_t first = piece % count * rows;
+    return block.part(first, std::min(rows, block.rows - first));
+  }
+
+ private:
+  static constexpr size_t kMost = 8;
+};
 
 // Room for `rows` tiles at every point.
 inline Matrices matrices(float* data, size_t rows, size_t row) { return {data, rows * row + kSpread, row}; }

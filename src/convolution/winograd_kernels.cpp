@@ -447,7 +447,7 @@ void multiply(const Block& block, const Matrices& v, size_t depth, const Panels&
     const size_t tiles = block.tiles_at(p / kSide, p % kSide);
     for (size_t j = 0; j < outputs; j += kTileColumns) {
       Tile t;
-      t.a = v.data + p * v.point;
+      t.a = v.data + p * v.point + block.tiles_before(p / kSide, p % kSide) * v.row;
       t.a_row = v.row;
       t.a_step = 1;
       t.b = u.data + p * u.point + j / kTileColumns * u.step;

@@ -100,10 +100,12 @@ struct TileAt {
 struct Walk {
   const Block& block;
   size_t columns[2];  // of tiles with near and far points
-  size_t before[2] = {0, 0};
+  size_t before[2];
 
   [[gnu::always_inline]] inline explicit Walk(const Block& block)
-      : block(block), columns{block.columns_with(0), block.columns_with(1)} {}
+      : block(block),
+        columns{block.columns_with(0), block.columns_with(1)},
+        before{block.before[0], block.before[1]} {}
   [[gnu::always_inline]] inline bool is_short_column(size_t column) const { return column >= columns[1]; }
   template <size_t kSide>
   [[gnu::always_inline]] inline TileAt<kSide> tile(const Matrices& v, size_t column, size_t channel) const {

@@ -44,6 +44,12 @@ constexpr size_t kBlockBytes = size_t{1024} << 10;  // V and products of a block
 constexpr size_t kBlockColumns = 8;                 // at most: so the lines that tiles read stay near
 constexpr size_t kFewTiles = 14;                    // of a block at least: a panel of the register tile
 
+constexpr double kPointWork = 81 * kMultiplyAdd;    // of 3x3 taps, for a tile and a pair of channels
+
+double work_of(const Cut& cut, size_t inputs, size_t outputs) {
+  return (kPointWork * inputs * outputs + kTile * (inputs + outputs)) * cut.tiles();
+}
+
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
 
@@ -122,7 +128,7 @@ size_t tiles_per_block(const Kernels& kernels, size_t row_floats, size_t bytes) 
   return std::min(std::max(bytes / per_tile, kFewTiles), (kScratchBytes - room) / per_tile);
 }
 
-PassPlan plan_forward(const Kernels& kernels, const Problem& s) {
+PassPlan plan_forward(const Kernels& kernels, const Problem& s, size_t threads) {
   PassPlan plan;
   plan.taps = {taps_of(s.y), taps_of(s.x)};
   plan.in = {split_grid(s.y.before), split_grid(s.x.before)};
@@ -137,11 +143,11 @@ PassPlan plan_forward(const Kernels& kernels, const Problem& s) {
   plan.u_step = 4 * plan.slot * kernels.panel;
   plan.u_point = divide_up(s.out_channels, kernels.panel) * plan.u_step + kSpread;
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, tiles_per_block(kernels, plan.v_row + plan.m_row, kBlockBytes),
-                       kBlockColumns);
+                       kBlockColumns, threads);
   return plan;
 }
 
-PassPlan plan_input_gradient(const Kernels& kernels, const Problem& s) {
+PassPlan plan_input_gradient(const Kernels& kernels, const Problem& s, size_t threads) {
   PassPlan plan;
   const Turned y = turned_taps(s.y), x = turned_taps(s.x);
   plan.taps = {y.taps, x.taps};
@@ -164,7 +170,7 @@ PassPlan plan_input_gradient(const Kernels& kernels, const Problem& s) {
     }
   }
   plan.cut = cut_tiles(s.batch, (s.y.in + 1) / 2, (s.x.in + 1) / 2,
-                       tiles_per_block(kernels, plan.v_row + plan.m_row, kBlockBytes), kBlockColumns);
+                       tiles_per_block(kernels, plan.v_row + plan.m_row, kBlockBytes), kBlockColumns, threads);
   return plan;
 }
 
@@ -182,7 +188,7 @@ struct Pass {
 void make_weights(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads, float* u) {
   constexpr size_t kRows = 16;
   const size_t outputs = pass.y.channels, inputs = pass.x.channels, down = divide_up(plan.u_rows, kRows);
-  parallel(divide_up(outputs, kernels.panel) * down, threads, [&](size_t piece) {
+  parallel(divide_up(outputs, kernels.panel) * down, threads, kWeight * inputs * outputs, [&](size_t piece) {
     const size_t first = piece / down * kernels.panel, end = std::min(outputs, first + kernels.panel);
     const size_t k = piece % down * kRows, rows = std::min(kRows, plan.u_rows - k);
     float* to = u + first / kernels.panel * plan.u_step + k * kernels.panel;
@@ -197,7 +203,7 @@ void make_weights(const Kernels& kernels, const PassPlan& plan, const Pass& pass
 template <class Multiply>
 void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads,
                 const Multiply& multiply) {
-  parallel(plan.cut.blocks(), threads, [&](size_t piece) {
+  parallel(plan.cut.blocks(), threads, work_of(plan.cut, pass.x.channels, pass.y.channels), [&](size_t piece) {
     const Block block = plan.cut.block(piece);
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
@@ -255,26 +261,30 @@ void sum_channels(const Kernels& kernels, const SumPlan& plan, const Block& bloc
 void run_shared(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, bool accumulate,
                 float* dw, size_t threads) {
   const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
-  const size_t across = divide_up(x.channels, kSumInputs), down = divide_up(dz.channels, kernels.panel);
-  const size_t some = divide_up(x.channels, across);
+  const size_t down = divide_up(dz.channels, kernels.panel), some = inputs_together(x.channels, down, threads);
+  const size_t across = divide_up(x.channels, some);
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
-    parallel(x_groups + dz_groups, threads, [&](size_t piece) {
+    const size_t tiles = block.rows * block.columns;
+    const Parts parts(block, x_groups + dz_groups, 1, threads);
+    const double work = kTile * (x.channels + dz.channels) * tiles;
+    parallel((x_groups + dz_groups) * parts.count, threads, work, [&](size_t piece) {
+      const Block part = parts.part(block, piece);
+      const size_t group = piece / parts.count;
       float* room = reinterpret_cast<float*>(scratch());
-      if (piece < x_groups) {
-        const size_t c = piece * kernels.lanes;
-        kernels.data(x, plan.grids, block, {c, std::min(x.channels, c + kernels.lanes)}, plan.v_slots, plan.v, room);
+      if (group < x_groups) {
+        const size_t c = group * kernels.lanes;
+        kernels.data(x, plan.grids, part, {c, std::min(x.channels, c + kernels.lanes)}, plan.v_slots, plan.v, room);
       } else {
-        const size_t o = (piece - x_groups) * kernels.lanes;
-        kernels.gradient(dz, block, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
+        const size_t o = (group - x_groups) * kernels.lanes;
+        kernels.gradient(dz, part, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
       }
     });
-    parallel(across * down, threads, [&](size_t piece) {
-      const size_t c = std::min(x.channels, piece % across * some), o = piece / across * kernels.panel;
+    parallel(across * down, threads, kPointWork * x.channels * dz.channels * tiles, [&](size_t piece) {
+      const size_t c = piece % across * some, o = piece / across * kernels.panel;
       const Range inputs = {c, std::min(x.channels, c + some)};
       const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
       const size_t count = inputs.end - inputs.first;
-      if (count == 0) return;
       const Matrices s = matrices(reinterpret_cast<float*>(scratch()), 4 * count, kernels.panel);
       sum_channels(kernels, plan, block, inputs, outputs, s);
       kernels.weight_gradient(s, ordered_slots(count * s.row), plan.taps, 1, 0, inputs, outputs, x.channels,
@@ -283,36 +293,47 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Image& x, con
   }
 }
 
-void run_part(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, size_t part) {
+// Some outputs of a part of the sum.
+void run_part(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, size_t part,
+              Range outputs) {
   float* room = reinterpret_cast<float*>(scratch());
   const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
   const Matrices y = matrices(v.data + floats_of(v), plan.cut.most_tiles(), plan.y_row);
-  float* sum = plan.s.data + part * floats_of(plan.s);
+  float* sum = plan.s.data + part * floats_of(plan.s) + outputs.first;
   const size_t first = part * plan.part_blocks, end = std::min(plan.cut.blocks(), first + plan.part_blocks);
   for (size_t i = first; i < end; ++i) {
     const Block block = plan.cut.block(i);
     kernels.data(x, plan.grids, block, {0, x.channels}, plan.v_slots, v, room);
-    kernels.gradient(dz, block, {0, dz.channels}, y, room);
+    kernels.gradient(dz, block, outputs, y, room);
     for (size_t p = 0; p < kPoints; ++p) {
       const Present present = present_at(plan.taps, p);
       const size_t row = present.first * plan.slot;
-      kernels.correlate(v.data + p * v.point + row, v.row, present.count * plan.slot, y.data + p * y.point, y.row,
-                        dz.channels, block.tiles_at(p / kSide, p % kSide), i > first,
-                        sum + p * plan.s.point + row * plan.s.row, plan.s.row);
+      kernels.correlate(v.data + p * v.point + row, v.row, present.count * plan.slot,
+                        y.data + p * y.point + outputs.first, y.row, outputs.end - outputs.first,
+                        block.tiles_at(p / kSide, p % kSide), i > first, sum + p * plan.s.point + row * plan.s.row,
+                        plan.s.row);
     }
   }
 }
 
 void run_apart(const Kernels& kernels, const SumPlan& plan, const Image& x, const Image& dz, bool accumulate,
                float* dw, size_t threads) {
-  parallel(plan.parts, threads, [&](size_t part) { run_part(kernels, plan, x, dz, part); });
-  parallel(divide_up(dz.channels, kernels.lanes), threads, [&](size_t piece) {
-    const size_t o = piece * kernels.lanes;
+  // Too few parts for the threads: some panels of a part each, and V made once for each of them.
+  const size_t panels = divide_up(dz.channels, kernels.panel);
+  const size_t some = even_pieces(panels, 1, panels, plan.parts, threads), splits = divide_up(panels, some);
+  parallel(plan.parts * splits, threads, work_of(plan.cut, x.channels, dz.channels), [&](size_t piece) {
+    const size_t o = piece % splits * some * kernels.panel;
+    run_part(kernels, plan, x, dz, piece / splits, {o, std::min(dz.channels, o + some * kernels.panel)});
+  });
+  // A piece is a vector of outputs and some inputs.
+  const size_t across = divide_up(x.channels, kWeightRows), groups = divide_up(dz.channels, kernels.lanes);
+  parallel(groups * across, threads, kWeight * plan.parts * x.channels * dz.channels, [&](size_t piece) {
+    const size_t o = piece / across * kernels.lanes, c = piece % across * kWeightRows;
     Matrices sum = plan.s;
-    sum.data += o;
+    sum.data += o + c * sum.row;
     kernels.weight_gradient(sum, ordered_slots(plan.slot * plan.s.row), plan.taps, plan.parts, floats_of(plan.s),
-                            {0, x.channels}, {o, std::min(dz.channels, o + kernels.lanes)}, x.channels, accumulate,
-                            dw);
+                            {c, std::min(x.channels, c + kWeightRows)},
+                            {o, std::min(dz.channels, o + kernels.lanes)}, x.channels, accumulate, dw);
   });
 }
 
@@ -357,11 +378,11 @@ bool is_possible(const Problem& s) {
 // ---- the three passes ----
 
 size_t forward_bytes(const Kernels& kernels, const Problem& s) {
-  return kPoints * plan_forward(kernels, s).u_point * kFloat;
+  return kPoints * plan_forward(kernels, s, 1).u_point * kFloat;
 }
 
 void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t threads, std::byte* work) {
-  const PassPlan plan = plan_forward(kernels, s);
+  const PassPlan plan = plan_forward(kernels, s, threads);
   const size_t taps = plan.taps.y.kernel * plan.taps.x.kernel;
   const Pass pass = {{f.x, s.in_channels, s.y.in, s.x.in}, {f.y, s.out_channels, s.y.out, s.x.out}, f.w, taps,
                      taps * s.in_channels, f.bias, false, f.activation};
@@ -379,12 +400,12 @@ void forward(const Kernels& kernels, const Problem& s, const Forward& f, size_t 
 }
 
 size_t input_gradient_bytes(const Kernels& kernels, const Problem& s) {
-  return kPoints * plan_input_gradient(kernels, s).u_point * kFloat;
+  return kPoints * plan_input_gradient(kernels, s, 1).u_point * kFloat;
 }
 
 void input_gradient(const Kernels& kernels, const Problem& s, const InputGradient& g, size_t threads,
                     std::byte* work) {
-  const PassPlan plan = plan_input_gradient(kernels, s);
+  const PassPlan plan = plan_input_gradient(kernels, s, threads);
   const size_t taps = plan.taps.y.kernel * plan.taps.x.kernel;
   const Pass pass = {{g.dz, s.out_channels, s.y.out, s.x.out}, {g.dx, s.in_channels, s.y.in, s.x.in}, g.w,
                      taps * s.in_channels, taps, g.bias, g.accumulate, g.activation};

@@ -21,6 +21,22 @@ struct Block {
   size_t column, columns;  // columns of tiles
   size_t tile_rows, tile_columns;
   bool has_short_row, has_short_column;  // the last of each plane
+  size_t before[2] = {0, 0};  // rows of tiles with near and with far points that lie before it in the matrices
+
+  // Some of its rows, which stay where they are in the matrices; and the same in matrices of their own.
+  Block part(size_t first, size_t count) const {
+    Block head = *this, part = *this;
+    head.rows = first;
+    part.row += first;
+    part.rows = count;
+    for (size_t far = 0; far < 2; ++far) part.before[far] += head.rows_with(far);
+    return part;
+  }
+  Block alone() const {
+    Block block = *this;
+    block.before[0] = block.before[1] = 0;
+    return block;
+  }
 
   [[gnu::always_inline]] inline bool is_short_row(size_t r) const {
     return has_short_row && r % tile_rows == tile_rows - 1;
@@ -35,6 +51,9 @@ struct Block {
   }
   [[gnu::always_inline]] inline size_t tiles_at(size_t row_point, size_t column_point) const {
     return rows_with(is_far(row_point)) * columns_with(is_far(column_point));
+  }
+  [[gnu::always_inline]] inline size_t tiles_before(size_t row_point, size_t column_point) const {
+    return before[is_far(row_point)] * columns_with(is_far(column_point));
   }
 };
 

@@ -32,6 +32,7 @@ const Targets<Kernels> targets = {&portable::fully_connected::kernels, nullptr, 
 
 namespace {
 
+constexpr double kMultiplication = 0.06;            // nanoseconds, about: one of the factors comes from memory
 constexpr size_t kPieceWork = size_t{1} << 17;      // multiplications of one piece: some 10 us
 constexpr size_t kFarWork = size_t{1} << 18;        // the same where the weights come from memory: fewer starts
 constexpr size_t kPartValues = size_t{1} << 18;     // weights behind one partial sum of run_combine
@@ -221,7 +222,7 @@ void Multiply::run_dot(const Matrix& matrix, const Floats& v, float* out, size_t
   const size_t count = per_row >= work ? 8 : std::min(rows, round_up(work / per_row, 40));
   if (samples == n && count >= rows) return piece(0, rows, 0, n);
   const size_t row_pieces = (rows + count - 1) / count, sample_pieces = (n + samples - 1) / samples;
-  parallel(row_pieces * sample_pieces, threads_for(threads), [&](size_t i) {
+  parallel(row_pieces * sample_pieces, threads_for(threads), kMultiplication * n * per_sample, [&](size_t i) {
     const size_t first = i % row_pieces * count, sample = i / row_pieces * samples;
     piece(first, std::min(count, rows - first), sample, std::min(samples, n - sample));
   });
@@ -241,10 +242,10 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
       const auto* data = static_cast<const std::byte*>(matrix.data) + first * bytes_of(matrix.type);
       choice.kernels->combine({data, matrix.row, count, matrix.type, matrix.is_far}, {0, rows}, u, n, out + first,
                               out_row, adds);
-    });
+    }, kMultiplication * rows * n * band);
   } else {
     const size_t all = parts();
-    parallel(all, threads_for(threads), [&](size_t i) {
+    parallel(all, threads_for(threads), kMultiplication * rows * n * columns, [&](size_t i) {
       const size_t first = rows * i / all;
       const Part part = {first, rows * (i + 1) / all - first};
       float* sums = partial_ + i * n * columns;
@@ -323,12 +324,12 @@ void Outer::run() const {
       Gradient g_band = g;
       g_band.data += first * sizeof(float);
       choice.kernels->outer(row_factors(), v_band, n, count, {0, rows}, g_band);
-    });
+    }, kMultiplication * rows * n * band);
   }
   const size_t piece = round_up(rows_of(kPieceWork, columns * std::min<size_t>(n, 8)), 4);
   by_pieces(rows, piece, threads, [&](size_t first, size_t count) {
     choice.kernels->outer(row_factors(), column_factors(), n, columns, {first, count}, g);
-  });
+  }, kMultiplication * columns * n * piece);
 }
 
 Floats Outer::row_factors() const {

@@ -283,7 +283,7 @@ void SparseMultiply::place(Room* room) {
 void SparseMultiply::run() const {
   if (values_) load_row(sparse->values, 0, 0, sparse->values.columns, values_);
   if (bias_) load_row(*bias, 0, 0, bias->columns, bias_);
-  parallel((n + kSamples - 1) / kSamples, threads_for(threads), [&](size_t group) { run_group(group); });
+  parallel((n + kSamples - 1) / kSamples, threads_for(threads), kByte * n * sparse->values.columns, [&](size_t group) { run_group(group); });
 }
 
 // Samples side by side: from (k, 8) and to (k, 8). Missing ones are zeros.

@@ -64,7 +64,7 @@ winograd::Panels panels(const winograd::Kernels& kernels, size_t inputs, size_t 
 
 void transform_weights(const winograd::Kernels& kernels, const float* w, size_t k_step, size_t j_step, bool turned,
                        size_t inputs, size_t outputs, size_t threads, const winograd::Panels& u) {
-  parallel(divide_up(outputs, kernels.lanes), threads, [&](size_t piece) {
+  parallel(divide_up(outputs, kernels.lanes), threads, winograd::kWeight * inputs * outputs, [&](size_t piece) {
     const size_t j = piece * kernels.lanes;
     kernels.weights(w + j * j_step, k_step, j_step, turned, inputs, std::min(outputs - j, kernels.lanes),
                     u.data + j / kernels.panel * u.step + j % kernels.panel, u.point);
@@ -95,6 +95,10 @@ struct LanesNorm::Shape {
   size_t winners() const { return groups * windows * lanes; }  // of a sample
   size_t channels(size_t group) const { return std::min(lanes, outputs - group * lanes); }
   size_t samples_of(size_t block) const { return std::min(samples, batch - block * samples); }
+  double work() const {  // of the products, in nanoseconds
+    const size_t all = batch * tiles.tile_rows * tiles.tile_columns;
+    return (winograd::kPoints * kMultiplyAdd * inputs * outputs + winograd::kTile * (inputs + outputs)) * all;
+  }
   double pixels() const { return static_cast<double>(rows * columns); }
   // Tiles of so many samples.
   winograd::Block tiles_of(size_t n) const {
@@ -336,11 +340,11 @@ int LanesNorm::apply(size_t batch, const convolution::Images& x, float* y, size_
   if (work.x) convolution::load_images(x, 0, batch, threads, work.x);
   const Planes from = work.x ? convolution::dense_planes(first_->input(), work.x) : x.planes(0);
   transform_weights(*s.winograd, work.w, 9, 9 * s.inputs, false, s.inputs, s.outputs, threads, work.u);
-  parallel(s.blocks, threads, [&](size_t block) { make_z(s, work, from, kept, block); });
+  parallel(s.blocks, threads, s.work(), [&](size_t block) { make_z(s, work, from, kept, block); });
   find_statistics(s, work, kept);
   const Planes to = convolution::Images{y_, reinterpret_cast<std::byte*>(y), y_step}.planes(0);
   const float low = plan.is_relu ? 0.0f : -std::numeric_limits<float>::infinity();
-  parallel(s.blocks, threads, [&](size_t block) {
+  parallel(s.blocks, threads, s.work() / 4, [&](size_t block) {
     const size_t first = block * s.samples * s.groups;
     for (size_t i = first; i < first + s.samples_of(block) * s.groups; ++i) {
       const size_t group = i % s.groups, c = group * s.lanes;
@@ -430,7 +434,7 @@ int LanesNorm::apply_backward(const convolution::Gradients& first, const normali
   const size_t threads = first_->make_run(s.batch).threads;
   if (copies_dy) convolution::load_images(dy, 0, s.batch, threads, work.dy);
   const Planes given = copies_dy ? convolution::dense_planes(*y_, work.dy) : dy.planes(0);
-  parallel(s.blocks, threads, [&](size_t block) {
+  parallel(s.blocks, threads, s.work() / 4, [&](size_t block) {
     const size_t from = block * s.samples * s.groups;
     for (size_t i = from; i < from + s.samples_of(block) * s.groups; ++i) {
       const size_t group = i % s.groups, c = group * s.lanes, windows = i * s.windows * s.lanes;
@@ -455,14 +459,14 @@ int LanesNorm::apply_backward(const convolution::Gradients& first, const normali
     transform_weights(*s.winograd, work.w, 9 * s.inputs, 9, true, s.outputs, s.inputs, threads, work.u);
   }
   if (has_dx || has_dw)
-    parallel(s.parts, threads, [&](size_t part) {
+    parallel(s.parts, threads, 2 * s.work(), [&](size_t part) {
       const size_t from = s.blocks * part / s.parts, end = s.blocks * (part + 1) / s.parts;
       for (size_t block = from; block < end; ++block)
         run_block(s, work, kept, x, dx, block, block == from, has_dw ? work.parts + part * s.sum : nullptr);
     });
   if (copies_dx) convolution::store_images(work.dx, first.dx, 0, s.batch, first.dx_view.accumulate, threads);
   if (has_dw)
-    parallel(s.groups, threads, [&](size_t group) {
+    parallel(s.groups, threads, winograd::kWeight * s.parts * s.inputs * s.outputs, [&](size_t group) {
       Matrices sum = winograd::matrices(work.parts, s.inputs, s.out_row);
       sum.data += group * s.lanes;
       const size_t o = group * s.lanes;

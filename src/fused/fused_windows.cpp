@@ -111,7 +111,7 @@ void maxima(const Kernels& kernels, const Plan& plan, Maxima call, size_t thread
   const size_t pixels = s.out_channels * plan.pixels * plan.stage.band * as_size(s.x.out);
   size_t per_piece = std::max<size_t>(1, kPiecePixels / pixels);
   if (plan.in_pairs && units >= kLeastPieces * kJoined) per_piece = (per_piece + kJoined - 1) / kJoined * kJoined;
-  parallel((units + per_piece - 1) / per_piece, threads, [&](size_t i) {
+  parallel((units + per_piece - 1) / per_piece, threads, 2 * kMultiplyAdd * s.multiplications(), [&](size_t i) {
     kernels.maxima(plan, call, i * per_piece, std::min(per_piece, units - i * per_piece), scratch());
   });
 }
@@ -122,7 +122,7 @@ void winner_sums(const Kernels& kernels, const Plan& plan, const WinnerSums& cal
                  std::byte* work) {
   const size_t batch = plan.stage.problem.batch, segments = segments_of(plan), all = sums_of(plan);
   float* partial = reinterpret_cast<float*>(work);  // (segments, O·T + O)
-  parallel(segments, threads, [&](size_t k) {
+  parallel(segments, threads, kMultiplyAdd * plan.stage.problem.multiplications(), [&](size_t k) {
     const size_t from = batch * k / segments, to = batch * (k + 1) / segments;
     kernels.winner_sums(plan, call, from, to - from, partial + k * all, scratch());
   });
@@ -138,7 +138,7 @@ void scatter(const Problem& s, const Windows& w, const convolution::Planes& dy, 
   // Where the pixels of a window lie; without a winner a zero is written to the first, as there is already.
   uint32_t offset[256] = {};
   for (size_t k = 0; k < w.kh * w.kw; ++k) offset[k] = static_cast<uint32_t>(k / w.kw * q + k % w.kw);
-  parallel((planes + per_piece - 1) / per_piece, threads, [&](size_t piece) {
+  parallel((planes + per_piece - 1) / per_piece, threads, 8 * kByte * planes * plane, [&](size_t piece) {
     for (size_t i = piece * per_piece; i < std::min(planes, (piece + 1) * per_piece); ++i) {
       const float* from = dy.data + i / s.out_channels * dy.sample + i % s.out_channels * dy.plane;
       const uint8_t* winner = winners + i * w.rows * w.columns;

@@ -34,8 +34,7 @@ const Targets<Kernels> targets = {&portable::gemm::kernels, nullptr, nullptr, nu
 
 namespace {
 
-// Multiply-adds below which a product stays on one thread: waking another costs as much as computing these.
-constexpr size_t kAlone = size_t{1} << 18;
+constexpr double kPackValue = 0.5;              // nanoseconds to pack one, about
 constexpr size_t kPerTicket = size_t{1} << 19;  // those that a ticket should hold at least
 constexpr size_t kMostPerThread = 8;            // tickets; the more, the less the others wait for the last one
 constexpr size_t kFewestRows = 128;             // of a ticket that packs or copies b for itself
@@ -139,10 +138,15 @@ Steps steps_of(const Product& p, const Packing& packing) {
   return {p.k, packing.word_values, packing.step_unit};
 }
 
+// Nanoseconds of one thread, about: c is written, and a is read, also where there is little to multiply.
+double work_of(const Product& p) {
+  const double m = static_cast<double>(p.m), n = static_cast<double>(p.n), k = static_cast<double>(p.k);
+  return kMultiplyAdd * m * n * k + kByte * sizeof(float) * (m * n + n * k + m * k);
+}
+
 size_t tickets_wanted(const Product& p, size_t threads) {
-  const size_t work = p.m * p.n * p.k;
-  if (threads == 1 || work < kAlone) return 1;
-  return std::clamp(work / kPerTicket, std::min<size_t>(threads, 2), kMostPerThread * threads);
+  if (threads == 1) return 1;
+  return std::clamp(p.m * p.n * p.k / kPerTicket, threads, kMostPerThread * threads);
 }
 
 Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
@@ -243,7 +247,8 @@ struct PackedRun {
   void pack(const Shared& to) const {
     const size_t of_a = to.a ? cut.down * divide_up(steps.all, steps.depth) * kPackParts : 0;
     const size_t of_b = to.b ? divide_up(p.n, packing.tile_columns) : 0;
-    parallel(of_a + of_b, threads, [&](size_t piece) {
+    const size_t values = (to.a ? p.m * p.k : 0) + (to.b ? p.n * p.k : 0);
+    parallel(of_a + of_b, threads, kPackValue * values, [&](size_t piece) {
       if (piece < of_a) {
         pack_part_of_a(piece, to.a);
       } else {
@@ -267,7 +272,7 @@ struct PackedRun {
     const Shared packed = shared(work);
     const uint64_t number = keeps_a() ? runs.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
     pack(packed);
-    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+    parallel(cut.down * cut.across, threads, work_of(p), [&](size_t ticket) {
       const size_t down = ticket / cut.across;
       const float* a = packed.a ? packed.a + down * a_block(cut.rows) : number ? kept_a(number, down) : nullptr;
       packing.packed(p, cut.block(p, ticket), a, packed.b, reinterpret_cast<float*>(scratch()));
@@ -403,13 +408,13 @@ void run_simplified(const Kernels& kernels, const Packing* pairs, Product p, siz
   if (choice.way == Way::packed && !choice.widens) {
     PackedRun{p, packing, cut, steps_of(p, packing), threads}.run(reinterpret_cast<float*>(work));
   } else {
-    parallel(cut.down * cut.across, threads, [&](size_t ticket) {
+    parallel(cut.down * cut.across, threads, work_of(p), [&](size_t ticket) {
       const Block block = cut.block(p, ticket);
       float* own = reinterpret_cast<float*>(scratch());
       (choice.widens ? run_widened : run_block)(kernels, choice.way, p, block, own);
     });
   }
-  if (last) parallel(p.m, threads, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
+  if (last) parallel(p.m, threads, kFunction * p.m * p.n, [&](size_t i) { last->forward(p.c + i * p.c_row, p.n); });
 }
 
 // The most that any cut shares.
@@ -444,7 +449,8 @@ void run_on(const Kernels& kernels, const Packing* pairs, const Product& product
 }
 
 void run(const Product& product, size_t threads, std::byte* work) {
-  run_on(targets.best(), can_be_pairs(product) ? best_pairs() : nullptr, product, threads, work);
+  run_on(targets.best(), can_be_pairs(product) ? best_pairs() : nullptr, product,
+         threads_worth(threads, work_of(product)), work);
 }
 
 // ---- one after the other ----
@@ -502,14 +508,16 @@ void run_batch(const Product& first, size_t count, size_t a_step, size_t b_step,
     all.m *= count;
     return run(all, threads, work);
   }
-  const size_t work_each = std::max<size_t>(first.m * first.n * first.k, 1);
-  if (count < 2 * threads && work_each >= kAlone) {
+  // One after the other by all threads, where side by side would leave too many of them without one.
+  constexpr double kLoss = 1.2;  // of products that are cut
+  const size_t turns = divide_up(count, threads), worth = threads_worth(threads, work_of(first));
+  if (kLoss * count < static_cast<double>(turns * worth)) {
     for (size_t i = 0; i < count; ++i) run(product_at(first, i, a_step, b_step, c_step), threads, work);
     return;
   }
-  const size_t at_once = divide_up(kPerTicket, work_each);
+  const size_t at_once = divide_up(kPerTicket, std::max<size_t>(first.m * first.n * first.k, 1));
   const Repeated each(first);
-  parallel(divide_up(count, at_once), count * work_each < kAlone ? 1 : threads, [&](size_t ticket) {
+  parallel(divide_up(count, at_once), threads, work_of(first) * count, [&](size_t ticket) {
     for (size_t i = ticket * at_once; i < std::min(count, (ticket + 1) * at_once); ++i) {
       const Product p = product_at(first, i, a_step, b_step, c_step);
       each.run(p.a.data, p.b.data, p.c, p.accumulate);

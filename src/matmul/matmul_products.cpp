@@ -70,7 +70,7 @@ void by_index(size_t count, size_t at_once, size_t threads, const Body& body) {
     for (size_t index = i * at_once; index < std::min(count, (i + 1) * at_once); ++index) body(index);
   };
   if (pieces == 1) return piece(0);
-  parallel(pieces, threads_for(threads), piece);
+  parallel(pieces, threads_for(threads), kUsualPiece * pieces, piece);
 }
 
 // Calls body(from, to, extent of steps[row]) for every row of a move, which runs along steps[row].

@@ -49,6 +49,7 @@ namespace {
 
 // Values of a piece of parallel work. Few values are cut too: with two threads the other one has made half of the
 // gradients, and to bring them over takes longer than the step itself.
+constexpr double kValue = 0.3;  // nanoseconds, about
 constexpr size_t kPiece = 65536, kLeastPiece = 8192, kLeastPieces = 4;
 
 // ---- fields ----
@@ -397,7 +398,7 @@ void Step::parts(size_t piece, const Body& body) const {
 // Calls body(piece) for all pieces.
 template <class Body>
 void Step::each_piece(const Body& body) const {
-  parallel(pieces(), threads_for(threads_), body);
+  parallel(pieces(), threads_for(threads_), kValue * total_, body);
 }
 
 // The norms that clip. Piece and tensor both only grow from part to part, so their sum numbers the parts.

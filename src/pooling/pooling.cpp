@@ -37,7 +37,7 @@ constexpr char kKind[] = "pooling";
 
 constexpr size_t kPieceValues = size_t{1} << 15;     // work of one piece: some 10 us
 constexpr size_t kMostPositions = size_t{1} << 12;   // windows of a plane that have a table: it stays near
-constexpr size_t kSmallCall = size_t{1} << 14;       // calls below this many values stay on the calling thread
+constexpr double kValue = 0.3;                       // nanoseconds for one of an image, about
 constexpr size_t kStreamBytes = size_t{16} << 20;    // arrays above this are written past the caches
 constexpr size_t kStageFloats = size_t{1} << 9;      // values staged at a time: short bursts let streaming stores drain while
                                                      // the next rows are computed (2^11 took 20 % longer in backward)
@@ -542,12 +542,7 @@ void set_tensor(const View& view, const void* data, size_t stride, size_t batch,
 }
 
 // Values of work in a call, and how many threads it deserves.
-size_t threads_of(const Plan& plan, size_t batch, size_t limit) {
-  size_t work;
-  const bool is_small =
-      !__builtin_mul_overflow(plan.plane_values, batch * plan.channels, &work) && work < kSmallCall;
-  return is_small ? 1 : threads_for(limit);
-}
+double work_of(const Plan& plan, size_t batch) { return kValue * batch * plan.channels * plan.plane_values; }
 
 int check_index_type(BNNSDataType type) {
   if (type == BNNSDataTypeUInt32 || type == BNNSDataTypeUInt64) return 0;
@@ -604,18 +599,18 @@ int Pooling::apply_indexed(size_t batch, const void* x, size_t x_stride, void* y
   }
   if (!scratch()) return -1;
 
-  const size_t threads = threads_of(plan_, batch, options().threads);
+  const size_t threads = threads_for(options().threads);
   if (is_inverse && (look_at_indices(call, threads) & kIndexOutOfRange)) return refuse_indices(plan_);
   const Cut cut(batch * plan_.channels, plan_.planes_per_piece,
                 is_inverse ? uncut(plan_.image_rows) : plan_.window_rows);
-  parallel(cut.pieces, threads, [&](size_t i) { kernels->forward(call, cut.piece(i), scratch()); });
+  parallel(cut.pieces, threads, work_of(plan_, batch), [&](size_t i) { kernels->forward(call, cut.piece(i), scratch()); });
   return 0;
 }
 
 unsigned Pooling::look_at_indices(const Call& call, size_t threads) const {
   const Cut cut(call.batch * plan_.channels, plan_.planes_per_piece, plan_.window_rows);
   std::atomic<unsigned> found{0};
-  parallel(cut.pieces, threads, [&](size_t i) {
+  parallel(cut.pieces, threads, work_of(plan_, call.batch), [&](size_t i) {
     const unsigned here = kernels->look_at_indices(call, cut.piece(i), scratch());
     if (here) found.fetch_or(here, std::memory_order_relaxed);
   });
@@ -714,12 +709,13 @@ int Pooling::apply_backward_indexed(const Backward& a, BNNSDataType indices_type
   Call call;
   if (check_backward(a, indices_type, indices, indices_stride, &call) != 0) return -1;
 
-  const size_t threads = threads_of(plan_, a.batch, options().threads);
+  const size_t threads = threads_for(options().threads);
+  const double work = work_of(plan_, a.batch);
   const size_t planes = a.batch * plan_.channels;
   if (plan_.has_activation && plan_.activation.depends_on_values()) {
     const Cut cut(planes, plan_.planes_per_piece, is_inverse ? plan_.image_rows : plan_.window_rows);
     std::atomic<bool> accepted{true};
-    parallel(cut.pieces, threads, [&](size_t i) {
+    parallel(cut.pieces, threads, work, [&](size_t i) {
       if (!kernels->accepts_output(call, cut.piece(i), scratch())) accepted.store(false, std::memory_order_relaxed);
     });
     if (!accepted.load(std::memory_order_relaxed))
@@ -734,12 +730,12 @@ int Pooling::apply_backward_indexed(const Backward& a, BNNSDataType indices_type
     size_t channel_values;
     if (__builtin_mul_overflow(plan_.plane_values, a.batch, &channel_values)) channel_values = SIZE_MAX;
     const Cut cut(plan_.channels, std::max<size_t>(1, kPieceValues / channel_values), {1, 1, 1});
-    parallel(cut.pieces, threads, [&](size_t i) { kernels->bias_backward(call, cut.piece(i), scratch()); });
+    parallel(cut.pieces, threads, work, [&](size_t i) { kernels->bias_backward(call, cut.piece(i), scratch()); });
   }
   if (call.dx.data) {
     const RowCut rows = is_inverse ? uncut(plan_.window_rows) : plan_.image_rows;
     const Cut cut(planes, plan_.planes_per_piece, call.stray_indices ? uncut(rows) : rows);
-    parallel(cut.pieces, threads, [&](size_t i) { kernels->backward(call, cut.piece(i), scratch()); });
+    parallel(cut.pieces, threads, work, [&](size_t i) { kernels->backward(call, cut.piece(i), scratch()); });
   }
   return 0;
 }

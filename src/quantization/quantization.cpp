@@ -192,7 +192,7 @@ void Plan::run(const Call& call, const double* factors) const {
   };
   const size_t items = rows * blocks, piece = std::max<size_t>(1, kPiece / block);
   if (items <= piece) return some_blocks(0, items);
-  parallel((items + piece - 1) / piece, threads_for(threads_),
+  parallel((items + piece - 1) / piece, threads_for(threads_), kUsualPiece / static_cast<double>(piece) * items,
            [&](size_t i) { some_blocks(i * piece, std::min(piece, items - i * piece)); });
 }
 

@@ -161,7 +161,7 @@ void each_block(size_t count, size_t threads, const Block& block) {
     for (size_t first = from; first < to; first += kBlock) block(first, std::min(kBlock, to - first));
   };
   if (count <= kPiece) return piece(0, count);
-  parallel((count + kPiece - 1) / kPiece, threads_for(threads),
+  parallel((count + kPiece - 1) / kPiece, threads_for(threads), kFunction * count,
            [&](size_t i) { piece(i * kPiece, std::min((i + 1) * kPiece, count)); });
 }
 
@@ -405,7 +405,7 @@ int fill_categories(Generator& generator, const BNNSNDArrayDescriptor* descripto
   const Kernels& kernels = targets.best();
   const size_t per_piece = std::max<size_t>(1, kPiece / (std::min(c.draws, length) + c.count));
   const size_t items = c.rows * parts;
-  parallel((items + per_piece - 1) / per_piece, fits ? threads_for(generator.options().threads) : 1, [&](size_t piece) {
+  parallel((items + per_piece - 1) / per_piece, fits ? threads_for(generator.options().threads) : 1, kFunction * c.y.count, [&](size_t piece) {
     std::byte* block = scratch();
     double* shares = shares_of(block);
     uint32_t* v = reinterpret_cast<uint32_t*>(block);
