@@ -36,6 +36,7 @@ constinit const Targets<Kernels> targets{&portable::attention::kernels, nullptr,
 
 namespace {
 
+constexpr double kValue = 1.0;                  // nanoseconds to copy one with gaps, about
 constexpr size_t kPerPiece = size_t{1} << 19;   // those that a piece should hold at least
 constexpr size_t kChunkRows = 128;              // rows that go through the spare block at a time
 constexpr size_t kNear = size_t{1} << 16;       // projected values that stay in the caches
@@ -96,7 +97,7 @@ void copy_weights(const Weights& from, const Weights& to, size_t threads) {
 namespace {
 
 // from (inputs, columns), or turned, to where the gradient lies.
-void scatter(const float* from, bool turned, const Weights& to) {
+void scatter(const float* from, bool turned, const Weights& to, size_t threads) {
   float* out = static_cast<float*>(const_cast<void*>(to.data));
   const size_t i_step = turned ? 1 : to.columns(), j_step = turned ? to.inputs : 1;
   const auto each = [&](size_t i, size_t j, size_t h, size_t w) {
@@ -104,13 +105,16 @@ void scatter(const float* from, bool turned, const Weights& to) {
     const float sum = from[i * i_step + j * j_step];
     value = to.accumulate ? value + sum : sum;
   };
+  const double work = kValue * to.inputs * to.columns();
   if (turned) {
-    for (size_t j = 0; j < to.columns(); ++j)
+    parallel(to.columns(), threads, work, [&](size_t j) {
       for (size_t i = 0; i < to.inputs; ++i) each(i, j, j / to.width, j % to.width);
+    });
   } else {
-    for (size_t i = 0; i < to.inputs; ++i)
+    parallel(to.inputs, threads, work, [&](size_t i) {
       for (size_t h = 0; h < to.heads; ++h)
         for (size_t w = 0; w < to.width; ++w) each(i, h * to.width + w, h, w);
+    });
   }
 }
 
@@ -373,7 +377,7 @@ void Attention::multiply_outer(const Job& job, const Plan& plan, const Batch& le
       p.accumulate = true;
     }
   }
-  if (!is_direct) scatter(plan.spare, turned, to);
+  if (!is_direct) scatter(plan.spare, turned, to, plan.threads);
 }
 
 // to = Σ over samples and rows: a product with ones.
@@ -393,7 +397,7 @@ void Attention::sum_rows(const Job& job, const Plan& plan, const Batch& from, si
     p.accumulate = b > 0;
     gemm::run(p, plan.threads, plan.work);
   }
-  scatter(plan.spare, false, to);
+  scatter(plan.spare, false, to, plan.threads);
 }
 
 // ---- heads ----

@@ -52,7 +52,7 @@ constexpr size_t kFewTiles = 8;                     // it is shared too when few
 constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
 constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
 
-constexpr size_t kTilesForWeights = 64;             // of a piece that makes its weights, at least
+constexpr size_t kTilesForWeights = 32;             // of a piece that makes its weights, at least
 constexpr double kPointWork = kPoints * kMultiplyAdd;
 
 double work_of(const Cut& cut, size_t inputs, size_t outputs) {
