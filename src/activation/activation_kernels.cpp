@@ -43,7 +43,7 @@ struct Sigmoid : Parameters {
 struct Tanh : Parameters {
   F forward(F x) const { return tanh(x); }
   F slope_x(F x) const { return 4.0f * sigmoid_and_slope(2.0f * x).slope; }  // 1 - tanh², without the difference
-  F slope_y(F y) const { return 1.0f - y * y; }
+  F slope_y(F y) const { return fnma(y, y, splat(1.0f)); }
 };
 
 struct ScaledTanh : Parameters {
@@ -72,18 +72,18 @@ struct Clamp : Parameters {
 // ½x(1 + tanh(v/2)) = x·σ(v), v = 2α(x + βx³). Beyond 1e6 (x) and 1e6 (v) nothing happens but ∞·0.
 struct GELUApproximation : Parameters {
   static F bound(F v) { return min(splat(1e6f), max(splat(-1e6f), v)); }
-  F inner(F x) const { return bound(x * (2.0f * alpha + 2.0f * alpha * beta * (x * x))); }
+  F inner(F x) const { return bound(x * fma(2.0f * alpha * beta, x * x, 2.0f * alpha)); }
   F forward(F x) const { return max(splat(-1e6f), x) * sigmoid_of_moderate(inner(bound(x))); }
   F slope_x(F x) const {
     x = bound(x);
     SigmoidAndSlope s = sigmoid_and_slope(inner(x));
-    return s.value + x * s.slope * (2.0f * alpha + 6.0f * alpha * beta * (x * x));
+    return fma(x * s.slope, fma(6.0f * alpha * beta, x * x, 2.0f * alpha), s.value);
   }
 };
 
 struct HardSigmoid : Parameters {
-  F forward(F x) const { return max(splat(0.0f), min(splat(1.0f), alpha * x + beta)); }
-  F slope_x(F x) const { return slope_y(alpha * x + beta); }
+  F forward(F x) const { return max(splat(0.0f), min(splat(1.0f), fma(alpha, x, beta))); }
+  F slope_x(F x) const { return slope_y(fma(alpha, x, beta)); }
   F slope_y(F y) const { return ((0.0f < y) & (y < 1.0f)) ? alpha : splat(0.0f); }
 };
 
@@ -122,7 +122,7 @@ struct ClampedLeakyRectifiedLinear : Parameters {
 };
 
 struct LinearWithBias : Parameters {
-  F forward(F x) const { return alpha * x + beta; }
+  F forward(F x) const { return fma(alpha, x, beta); }
   F slope_x(F) const { return alpha; }
   F slope_y(F) const { return alpha; }
 };
@@ -177,7 +177,7 @@ struct Threshold : Parameters {
 struct HardSwish : Parameters {
   F forward(F x) const { return max(splat(-3.0f), x) * (min(splat(6.0f), max(splat(0.0f), x + 3.0f)) * (1.0f / 6.0f)); }
   F slope_x(F x) const {
-    return x <= -3.0f ? splat(0.0f) : (x >= 3.0f ? splat(1.0f) : (2.0f * x + 3.0f) / 6.0f);
+    return x <= -3.0f ? splat(0.0f) : (x >= 3.0f ? splat(1.0f) : fma(splat(2.0f), x, splat(3.0f)) / 6.0f);
   }
 };
 
@@ -189,7 +189,7 @@ F silu(F x, float k) {
 F silu_slope(F x, float k) {
   x = k * min(splat(1e6f), max(splat(-1e6f), x));
   SigmoidAndSlope s = sigmoid_and_slope(x);
-  return s.value + x * s.slope;
+  return fma(x, s.slope, s.value);
 }
 
 struct SiLU : Parameters {
@@ -349,9 +349,9 @@ void softmax_backward(const float* y, const float* dy, float* dx, size_t n, floa
   F products[4] = {};
   size_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (size_t k = 0; k < 4; ++k) products[k] += load(y + i + k * kLanes) * load(dy + i + k * kLanes);
-  for (; i + kLanes <= n; i += kLanes) products[0] += load(y + i) * load(dy + i);
-  if (i < n) products[1] += load_first(y + i, n - i) * load_first(dy + i, n - i);
+    for (size_t k = 0; k < 4; ++k) products[k] = fma(load(y + i + k * kLanes), load(dy + i + k * kLanes), products[k]);
+  for (; i + kLanes <= n; i += kLanes) products[0] = fma(load(y + i), load(dy + i), products[0]);
+  if (i < n) products[1] = fma(load_first(y + i, n - i), load_first(dy + i, n - i), products[1]);
   const F mean = splat(sum((products[0] + products[1]) + (products[2] + products[3])));
   i = values_to_line(dx, n);  // whole lines: stores across two of them are slow
   if (i > 0) store_first(dx, load_first(y, i) * (load_first(dy, i) - mean), i);
@@ -377,8 +377,8 @@ void log_softmax_backward(const float* y, const float* dy, float* dx, size_t n, 
   for (; i + kLanes <= n; i += kLanes) total += load(dy + i);
   if (i < n) total += load_first(dy + i, n - i);
   const F all = splat(sum(total));
-  for (i = 0; i + kLanes <= n; i += kLanes) store(dx + i, load(dy + i) - exp(load(y + i)) * all);
-  if (i < n) store_first(dx + i, load_first(dy + i, n - i) - exp(load_first(y + i, n - i)) * all, n - i);
+  for (i = 0; i + kLanes <= n; i += kLanes) store(dx + i, fnma(exp(load(y + i)), all, load(dy + i)));
+  if (i < n) store_first(dx + i, fnma(exp(load_first(y + i, n - i)), all, load_first(dy + i, n - i)), n - i);
 }
 
 // ---- softmax down the columns of (r, w), rows *_step values apart: `vectors` vectors of columns at a time ----
@@ -437,15 +437,16 @@ template <size_t vectors>
       for (size_t k = 0; k < vectors; ++k) total[k] += load_part(dy + i * dy_step + k * kLanes, n);
     for (size_t i = 0; i < r; ++i) {
       for (size_t k = 0; k < vectors; ++k) {
-        F share = exp(load_part(y + i * y_step + k * kLanes, n)) * total[k];
-        store_part(dx + i * dx_step + k * kLanes, load_part(dy + i * dy_step + k * kLanes, n) - share, n);
+        const F gradient = load_part(dy + i * dy_step + k * kLanes, n);
+        const F share = exp(load_part(y + i * y_step + k * kLanes, n));
+        store_part(dx + i * dx_step + k * kLanes, fnma(share, total[k], gradient), n);
       }
     }
     return;
   }
   for (size_t i = 0; i < r; ++i)
     for (size_t k = 0; k < vectors; ++k)
-      total[k] += load_part(y + i * y_step + k * kLanes, n) * load_part(dy + i * dy_step + k * kLanes, n);
+      total[k] = fma(load_part(y + i * y_step + k * kLanes, n), load_part(dy + i * dy_step + k * kLanes, n), total[k]);
   for (size_t i = 0; i < r; ++i) {
     for (size_t k = 0; k < vectors; ++k) {
       F difference = load_part(dy + i * dy_step + k * kLanes, n) - total[k];

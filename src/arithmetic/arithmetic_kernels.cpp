@@ -63,18 +63,19 @@ OBN_INLINE F trunc_remainder(F a, F b) {
     return r;
   }
   D wide_a = widen(a), wide_b = widen(b);
-  return copysign(narrow(wide_a - wide_truncate(wide_a / wide_b) * wide_b), a);
+  return copysign(narrow(fnma(wide_truncate(wide_a / wide_b), wide_b, wide_a)), a);
 }
 
 // ---- sine, cosine, tangent: x = q·π/2 + r, |r| <= π/4 ----
 
 OBN_INLINE F sine_series(F r) {
   F z = r * r;
-  return r * z * polynomial(z, {-1.66666672e-1f, 8.33332911e-3f, -1.98393042e-4f, 2.71804652e-6f}) + r;
+  return fma(r * z, polynomial(z, {-1.66666672e-1f, 8.33332911e-3f, -1.98393042e-4f, 2.71804652e-6f}), r);
 }
 OBN_INLINE F cosine_series(F r) {
   F z = r * r;
-  return z * z * polynomial(z, {4.16666679e-2f, -1.38888834e-3f, 2.47994521e-5f, -2.72050443e-7f}) + (1.0f - 0.5f * z);
+  F series = polynomial(z, {4.16666679e-2f, -1.38888834e-3f, 2.47994521e-5f, -2.72050443e-7f});
+  return fma(z * z, series, fnma(splat(0.5f), z, splat(1.0f)));
 }
 
 // For |x| <= 1e5, where q has 16 bits and its products with the first 35 bits of π/2 are exact.
@@ -84,9 +85,10 @@ struct Turned {
 };
 OBN_INLINE Turned turned(F x) {
   D wide = widen(x);
-  D shifted = wide * 0.6366197723675814 + 0x1.8p52;
+  D shifted = fma(wide, wide_splat(0.6366197723675814), wide_splat(0x1.8p52));
   D q = shifted - 0x1.8p52;
-  F r = narrow((wide - q * 0x1.921fb5444p+0) - q * 0x1.68c234c4c6629p-39);
+  D rest = fnma(q, wide_splat(0x1.921fb5444p+0), wide);
+  F r = narrow(fnma(q, wide_splat(0x1.68c234c4c6629p-39), rest));
   U quarters = __builtin_convertvector(reinterpret_cast<UD>(shifted), U);  // the low bits of q
   return {sine_series(r), cosine_series(r), reinterpret_cast<I>(quarters)};
 }
@@ -134,21 +136,23 @@ OBN_INLINE F atan(F x) {
   I far = size > 2.41421356f, near = size < 0.414213562f;
   F t = far ? -1.0f / size : (near ? size : (size - 1.0f) / (size + 1.0f));
   F z = t * t;
-  F tail = t * z * polynomial(z, {-3.33333164e-1f, 1.99984610e-1f, -1.42433107e-1f, 1.05920777e-1f, -6.07360974e-2f});
+  F series = polynomial(z, {-3.33333164e-1f, 1.99984610e-1f, -1.42433107e-1f, 1.05920777e-1f, -6.07360974e-2f});
   F turn = far ? splat(1.57079633f) : (near ? splat(0.0f) : splat(0.785398163f));
-  return copysign(turn + (t + tail), x);
+  return copysign(turn + fma(t * z, series, t), x);
 }
 
 // asin x for |x| <= 1/2
 OBN_INLINE F asin_series(F x) {
   F z = x * x;
-  return x * z * polynomial(z, {1.66666597e-1f, 7.50050545e-2f, 4.45167087e-2f, 3.18099111e-2f, 1.44298375e-2f,
-                                3.75293829e-2f}) + x;
+  F series = polynomial(z, {1.66666597e-1f, 7.50050545e-2f, 4.45167087e-2f, 3.18099111e-2f, 1.44298375e-2f,
+                          3.75293829e-2f});
+  return fma(x * z, series, x);
 }
 // asin x = π/2 - 2·asin sqrt((1 - x)/2) beyond
 OBN_INLINE F asin(F x) {
   F size = abs(x);
-  F low = asin_series(size), high = 1.57079633f - 2.0f * asin_series(sqrt(0.5f * (1.0f - size)));
+  F low = asin_series(size);
+  F high = fnma(splat(2.0f), asin_series(sqrt(0.5f * (1.0f - size))), splat(1.57079633f));
   return copysign(size <= 0.5f ? low : high, x);
 }
 OBN_INLINE F acos(F x) {
@@ -162,7 +166,7 @@ OBN_INLINE F acos(F x) {
 // e^x / 2, which is finite wherever sinh and cosh are.
 OBN_INLINE F half_exp(F x) {
   Reduced d = reduce(min(splat(90.0f), max(splat(-90.0f), x)));
-  return scale_far(d.r * d.r * exp_series(d.r) + (d.r + 1.0f), d.shifted - 1.0f);
+  return scale_far(fma(d.r * d.r, exp_series(d.r), d.r + 1.0f), d.shifted - 1.0f);
 }
 OBN_INLINE F cosh(F x) {
   F e = half_exp(abs(x));
@@ -170,7 +174,7 @@ OBN_INLINE F cosh(F x) {
 }
 OBN_INLINE F sinh(F x) {
   F z = x * x;
-  F low = x * z * polynomial(z, {1.66666672e-1f, 8.33335053e-3f, 1.98361493e-4f, 2.81701273e-6f}) + x;
+  F low = fma(x * z, polynomial(z, {1.66666672e-1f, 8.33335053e-3f, 1.98361493e-4f, 2.81701273e-6f}), x);
   F e = half_exp(abs(x));
   return abs(x) < 1.0f ? low : copysign(e - 0.25f / e, x);
 }
@@ -180,7 +184,7 @@ OBN_INLINE F exp2(F x) {
   x = min(splat(129.0f), max(splat(-150.0f), x));
   F shifted = x + magic;
   F r = (x - (shifted - magic)) * 0.693147181f;
-  return scale_far(r * r * exp_series(r) + (r + 1.0f), shifted);
+  return scale_far(fma(r * r, exp_series(r), r + 1.0f), shifted);
 }
 
 // value where x > 0 and finite; the limits and NaN elsewhere.
@@ -198,8 +202,9 @@ OBN_INLINE F log2(F x) { return with_log_limits(x, narrow(wide_log2(widen(x))));
 
 OBN_INLINE F asinh(F x) {
   D size = widen(abs(x));
-  F value = copysign(narrow(wide_log(size + wide_sqrt(size * size + 1.0))), x);
-  value = abs(x) < 1e-2f ? x - x * (x * x) * (1.0f / 6.0f - 0.075f * (x * x)) : value;
+  F value = copysign(narrow(wide_log(size + wide_sqrt(fma(size, size, wide_splat(1.0))))), x);
+  F z = x * x;
+  value = abs(x) < 1e-2f ? fnma(x * z, fnma(splat(0.075f), z, splat(1.0f / 6.0f)), x) : value;
   return abs(x) < kInfinity ? value : x;
 }
 OBN_INLINE F acosh(F x) {
@@ -210,7 +215,8 @@ OBN_INLINE F acosh(F x) {
 OBN_INLINE F atanh(F x) {
   D size = widen(abs(x));
   F value = copysign(0.5f * narrow(wide_log((1.0 + size) / (1.0 - size))), x);
-  value = abs(x) < 1e-2f ? x + x * (x * x) * (1.0f / 3.0f + 0.2f * (x * x)) : value;
+  F z = x * x;
+  value = abs(x) < 1e-2f ? fma(x * z, fma(splat(0.2f), z, splat(1.0f / 3.0f)), x) : value;
   return abs(x) < 1.0f ? value : (abs(x) == 1.0f ? copysign(splat(kInfinity), x) : splat(kNan));
 }
 
@@ -227,7 +233,7 @@ OBN_INLINE F pow(F a, D b) {
 }
 
 // sqrt(x² + 1), sqrt(x² - 1): beyond 1e10 the 1 does not count, and x² might be infinite.
-OBN_INLINE F root_of_square_plus_one(F x) { return abs(x) > 1e10f ? abs(x) : sqrt(x * x + 1.0f); }
+OBN_INLINE F root_of_square_plus_one(F x) { return abs(x) > 1e10f ? abs(x) : sqrt(fma(x, x, splat(1.0f))); }
 OBN_INLINE F root_of_square_less_one(F x) {
   F size = abs(x);
   return size > 1e10f ? size : sqrt((size - 1.0f) * (size + 1.0f));
@@ -290,7 +296,7 @@ struct Tan {
   static F y(const At& v) { return tan(v.a); }
   static F da(const At& v) {
     F y = tan(v.a);
-    return v.dz * (1.0f + y * y);
+    return v.dz * fma(y, y, splat(1.0f));
   }
 };
 struct Asin {
@@ -303,7 +309,7 @@ struct Acos {
 };
 struct Atan {
   static F y(const At& v) { return atan(v.a); }
-  static F da(const At& v) { return v.dz / (1.0f + v.a * v.a); }
+  static F da(const At& v) { return v.dz / fma(v.a, v.a, splat(1.0f)); }
 };
 struct Sinh {
   static F y(const At& v) { return sinh(v.a); }
@@ -316,7 +322,7 @@ struct Cosh {
 struct Tanh {
   static F y(const At& v) { return tanh(v.a); }
   static F da(const At& v) { return v.dz * (4.0f * sigmoid_and_slope(2.0f * v.a).slope); }  // without the difference
-  static F da_from_y(const At& v) { return v.dz * (1.0f - v.y * v.y); }
+  static F da_from_y(const At& v) { return v.dz * fnma(v.y, v.y, splat(1.0f)); }
 };
 struct Asinh {
   static F y(const At& v) { return asinh(v.a); }
@@ -369,7 +375,7 @@ struct DivideNoNaN {
   static F db(const At& v) { return v.b == 0.0f ? splat(0.0f) : Divide::db(v); }
 };
 struct MultiplyAdd {
-  static F y(const At& v) { return v.a * v.b + v.c; }
+  static F y(const At& v) { return fma(v.a, v.b, v.c); }
   static F da(const At& v) { return v.dz * v.b; }
   static F db(const At& v) { return v.dz * v.a; }
   static F dc(const At& v) { return v.dz; }
@@ -627,7 +633,7 @@ struct SweptSum {
 
   [[gnu::always_inline]] void add(size_t j, size_t i) {
     if (products) {
-      total[j] += load(p + i) * load(other + i);
+      total[j] = fma(load(p + i), load(other + i), total[j]);
     } else {
       total[j] += load(p + i);
     }
@@ -650,7 +656,7 @@ struct SweptSum {
     for (; i + kLanes <= to; i += kLanes) add(0, i);
     if (i == to) return;
     const F rest = load_first(p + i, to - i);
-    total[1] += products ? rest * load_first(other + i, to - i) : rest;
+    total[1] = products ? fma(rest, load_first(other + i, to - i), total[1]) : total[1] + rest;
   }
 };
 

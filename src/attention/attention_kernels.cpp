@@ -534,10 +534,10 @@ void slope_kept(const float* p, float* dp, size_t row, size_t n) {
   F even = F{}, odd = F{};
   size_t j = 0;
   for (; j + 1 < n; j += 2) {
-    even += load(p + j * row) * load(dp + j * row);
-    odd += load(p + (j + 1) * row) * load(dp + (j + 1) * row);
+    even = fma(load(p + j * row), load(dp + j * row), even);
+    odd = fma(load(p + (j + 1) * row), load(dp + (j + 1) * row), odd);
   }
-  if (j < n) even += load(p + j * row) * load(dp + j * row);
+  if (j < n) even = fma(load(p + j * row), load(dp + j * row), even);
   const F dots = even + odd;
   for (j = 0; j < n; ++j) store(dp + j * row, load(p + j * row) * (load(dp + j * row) - dots));
 }
@@ -593,8 +593,8 @@ void dots(const float* a, size_t a_row, const float* da, size_t da_row, size_t r
   for (size_t i = 0; i < rows; ++i, a += a_row, da += da_row) {
     F total = F{};
     size_t c = 0;
-    for (; c + kLanes <= n; c += kLanes) total += load(a + c) * load(da + c);
-    if (c < n) total += load_first(a + c, n - c) * load_first(da + c, n - c);
+    for (; c + kLanes <= n; c += kLanes) total = fma(load(a + c), load(da + c), total);
+    if (c < n) total = fma(load_first(a + c, n - c), load_first(da + c, n - c), total);
     to[i] = sum(total);
   }
 }

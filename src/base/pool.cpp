@@ -182,13 +182,17 @@ using Clock = std::chrono::steady_clock;
 
 double nanoseconds(Clock::duration time) { return std::chrono::duration<double, std::nano>(time).count(); }
 
-// For tests, whose arrays are small: OPENBNNS_EAGER_THREADS=1 makes every call worth all threads.
+enum class Eager { unknown, no, yes };
+std::atomic<Eager> eager{Eager::unknown};
+
 bool is_eager() {
-  static const bool eager = [] {
+  Eager now = eager.load(std::memory_order_relaxed);
+  if (now == Eager::unknown) [[unlikely]] {
     const char* text = std::getenv("OPENBNNS_EAGER_THREADS");
-    return text && *text == '1';
-  }();
-  return eager;
+    now = text && *text == '1' ? Eager::yes : Eager::no;
+    eager.store(now, std::memory_order_relaxed);
+  }
+  return now == Eager::yes;
 }
 
 // Handing over to one more thread that is awake, and waiting for it: measured whenever workers are started.
@@ -444,6 +448,10 @@ size_t library_threads() {
 size_t threads_for(size_t limit) {
   size_t threads = library_threads();
   return limit == 0 ? threads : std::min(limit, threads);
+}
+
+void set_eager_threads(bool are_eager) {
+  eager.store(are_eager ? Eager::yes : Eager::no, std::memory_order_relaxed);
 }
 
 size_t threads_worth(size_t threads, double work) {

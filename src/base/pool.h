@@ -27,6 +27,9 @@ inline constexpr double kFunction = 0.5;       // exp and its like, a value
 // How many of the threads so much work is worth.
 size_t threads_worth(size_t threads, double work);
 
+// For tests, whose arrays are small: every call is worth all its threads. OPENBNNS_EAGER_THREADS=1 says the same.
+void set_eager_threads(bool are_eager);
+
 // For work whose cut does not change a bit: units of a piece, between `least` and `most`, when `all` units are cut so for
 // each of `times` things. The threads take turns, and all wait for the one with the most units: those pieces for which it
 // has the fewest, and the most units of these.

@@ -1,6 +1,6 @@
-#include <cstdlib>
 #include <cstring>
 
+#include "base/pool.h"
 #include "base/test.h"
 
 namespace obn::test {
@@ -8,9 +8,15 @@ Case* Case::first = nullptr;
 int failures = 0;
 }  // namespace obn::test
 
+namespace obn::test {
+int record_bits(const char* path);  // bits_test.cpp
+}
+
 // core_test [WORD]: runs the cases whose name contains WORD.
+// core_test --record-bits PATH: writes the table of bits_test.cpp.
 int main(int count, char** arguments) {
-  setenv("OPENBNNS_EAGER_THREADS", "1", 0);  // cases are small, and what they check is computed by several threads
+  obn::set_eager_threads(true);  // cases are small, and what they check is to be computed by several threads
+  if (count == 3 && std::strcmp(arguments[1], "--record-bits") == 0) return obn::test::record_bits(arguments[2]);
   int ran = 0, failed = 0;
   for (auto* test = obn::test::Case::first; test; test = test->next) {
     if (count > 1 && !std::strstr(test->name, arguments[1])) continue;

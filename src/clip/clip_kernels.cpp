@@ -1,6 +1,7 @@
 // The loops, once per target; letters as in clip.h.
 #include "clip/clip.h"
 #include "simd/convert.h"
+#include "simd/wide.h"
 
 namespace obn::OBN_TARGET::clip {
 
@@ -8,38 +9,35 @@ extern const obn::clip::Kernels kernels;
 
 namespace {
 
-// Half as many floats as a vector has, and their doubles: one register.
-constexpr size_t kWide = kLanes / 2;
-typedef float Narrow __attribute__((vector_size(4 * kWide)));
-typedef double Wide __attribute__((vector_size(8 * kWide)));
+typedef float Narrow __attribute__((vector_size(4 * kWideLanes)));
 
-OBN_INLINE Wide load_wide(const float* p) {
+OBN_INLINE W load_wide(const float* p) {
   Narrow v;
   std::memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, Wide);
+  return __builtin_convertvector(v, W);
 }
 
 double sum_squares(const float* x, size_t n) {
-  Wide sums[4] = {};
+  W sums[4] = {};
   size_t i = 0;
-  for (; i + 4 * kWide <= n; i += 4 * kWide) {
+  for (; i + 4 * kWideLanes <= n; i += 4 * kWideLanes) {
 #pragma GCC unroll 4
     for (size_t k = 0; k < 4; ++k) {
-      const Wide v = load_wide(x + i + k * kWide);
-      sums[k] += v * v;
+      const W v = load_wide(x + i + k * kWideLanes);
+      sums[k] = fma(v, v, sums[k]);
     }
   }
-  const Wide four = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  const W four = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   double sum = 0.0;
-  for (size_t k = 0; k < kWide; ++k) sum += four[k];
-  for (; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (size_t k = 0; k < kWideLanes; ++k) sum += four[k];
+  for (; i < n; ++i) sum = fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sum);
   return sum;
 }
 
 // The others are plain: the compiler makes vectors of them.
 
 void add_squares(const float* x, double* sums, size_t n) {
-  for (size_t i = 0; i < n; ++i) sums[i] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (size_t i = 0; i < n; ++i) sums[i] = fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sums[i]);
 }
 
 void scale(const float* x, const double* factors, bool factors_move, float* y, bool accumulate, size_t n) {
@@ -47,7 +45,7 @@ void scale(const float* x, const double* factors, bool factors_move, float* y, b
   if (accumulate) {
     const size_t step = factors_move;
     for (size_t i = 0; i < n; ++i)
-      y[i] = static_cast<float>(static_cast<double>(y[i]) + static_cast<double>(x[i]) * factors[i * step]);
+      y[i] = static_cast<float>(fma(static_cast<double>(x[i]), factors[i * step], static_cast<double>(y[i])));
   } else if (factors_move) {
     for (size_t i = 0; i < n; ++i) y[i] = static_cast<float>(static_cast<double>(x[i]) * factors[i]);
   } else {

@@ -126,7 +126,7 @@ OBN_INLINE void add_group(F (&sums)[kRows], const Group& group, const float* w, 
     const F v = held(load(x));
 #pragma GCC unroll 3
     for (size_t k = 0; k < kTaps; ++k)
-      if (i >= k && i - k < kRows) sums[i - k] += tap[k] * v;
+      if (i >= k && i - k < kRows) sums[i - k] = fma(tap[k], v, sums[i - k]);
   }
 }
 
@@ -248,9 +248,9 @@ OBN_INLINE void slide_strip(const Slide& s, const F (&w)[9], size_t q) {
   const float* x = s.x + first * s.x_row + q - s.left;
   for (size_t i = first; i < end; ++i, ++row, x += s.x_row) {
     const F a = held(load_kept(x, keep[0])), b = held(load_kept(x + 1, keep[1])), c = held(load_kept(x + 2, keep[2]));
-    const F done = last + w[6] * a + w[7] * b + w[8] * c;
-    last = next + w[3] * a + w[4] * b + w[5] * c;
-    next = start + w[0] * a + w[1] * b + w[2] * c;
+    const F done = fma(w[8], c, fma(w[7], b, fma(w[6], a, last)));
+    last = fma(w[5], c, fma(w[4], b, fma(w[3], a, next)));
+    next = fma(w[2], c, fma(w[1], b, fma(w[0], a, start)));
     if (row >= s.from + 2) put(done);
   }
   for (; row < s.end + 2; ++row) {  // below the image
@@ -291,7 +291,7 @@ OBN_INLINE void multiply_strip(const SlideProducts& s, size_t q, F (&sums)[9]) {
       if (i + s.up < s.from + ky || i + s.up >= s.end + ky) continue;
       const F d = load_kept(s.dz + (i + s.up - ky) * s.dz_row + q, width);
 #pragma GCC unroll 3
-      for (size_t k = 0; k < 3; ++k) sums[3 * ky + k] += d * load_kept(x + k, keep[k]);
+      for (size_t k = 0; k < 3; ++k) sums[3 * ky + k] = fma(d, load_kept(x + k, keep[k]), sums[3 * ky + k]);
     }
     x += s.x_row;
   };
@@ -306,9 +306,9 @@ OBN_INLINE void multiply_strip(const SlideProducts& s, size_t q, F (&sums)[9]) {
 #pragma GCC unroll 3
       for (size_t k = 0; k < 3; ++k) {
         const F v = held(load_kept(x + k, keep[k]));
-        sums[k] += d0 * v;
-        sums[3 + k] += d1 * v;
-        sums[6 + k] += d2 * v;
+        sums[k] = fma(d0, v, sums[k]);
+        sums[3 + k] = fma(d1, v, sums[3 + k]);
+        sums[6 + k] = fma(d2, v, sums[6 + k]);
       }
       d2 = d1;
       d1 = d0;
@@ -358,16 +358,16 @@ OBN_INLINE void differentiate_strip(const SlideGradients& s, const F (&w)[9], si
   auto spread = [&]() __attribute__((always_inline)) {
     const F a = held(load_kept(dz, keep[0])), b = held(load_kept(dz + 1, keep[1]));
     const F c = held(load_kept(dz + 2, keep[2]));
-    done = last + w[6] * a + w[7] * b + w[8] * c;
-    last = next + w[3] * a + w[4] * b + w[5] * c;
-    next = start + w[0] * a + w[1] * b + w[2] * c;
+    done = fma(w[8], c, fma(w[7], b, fma(w[6], a, last)));
+    last = fma(w[5], c, fma(w[4], b, fma(w[3], a, next)));
+    next = fma(w[2], c, fma(w[1], b, fma(w[0], a, start)));
     dz += s.dz_row;
     return b;
   };
   // The next row of x meets rows of dz from the one below it on. One that is outside takes no part: 0 · Inf is not 0.
   auto meet = [&](size_t ky, F d) __attribute__((always_inline)) {
 #pragma GCC unroll 3
-    for (size_t k = 0; k < 3; ++k) sums[3 * ky + k] += d * load_kept(x + k, keep[k]);
+    for (size_t k = 0; k < 3; ++k) sums[3 * ky + k] = fma(d, load_kept(x + k, keep[k]), sums[3 * ky + k]);
   };
   F d2 = spread(), d1 = spread();
   put(done);
@@ -380,9 +380,9 @@ OBN_INLINE void differentiate_strip(const SlideGradients& s, const F (&w)[9], si
 #pragma GCC unroll 3
     for (size_t k = 0; k < 3; ++k) {
       const F v = held(load_kept(x + k, keep[k]));
-      sums[k] += d0 * v;
-      sums[3 + k] += d1 * v;
-      sums[6 + k] += d2 * v;
+      sums[k] = fma(d0, v, sums[k]);
+      sums[3 + k] = fma(d1, v, sums[3 + k]);
+      sums[6 + k] = fma(d2, v, sums[6 + k]);
     }
     d2 = d1;
     d1 = d0;
@@ -518,7 +518,7 @@ OBN_INLINE void add_products(F (&sums)[kTall][kWide], const Products& s, size_t 
       const F v = held(kPart ? load_kept(x + s.at[k], keep) : load(x + s.at[k]));
 #pragma GCC unroll 4
       for (size_t t = 0; t < kTall; ++t)
-        if (i >= t && i - t < kRows) sums[t][k] += d[i - t] * v;
+        if (i >= t && i - t < kRows) sums[t][k] = fma(d[i - t], v, sums[t][k]);
     }
   }
 }

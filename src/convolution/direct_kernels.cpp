@@ -135,7 +135,7 @@ template <size_t kRows, size_t kVectors, bool kCopies>
       for (size_t i = 0; i < kRows; ++i) {
         const F left = splat(a[i]);
 #pragma GCC unroll 2
-        for (size_t v = 0; v < kVectors; ++v) sum[i][v] += left * right[v];
+        for (size_t v = 0; v < kVectors; ++v) sum[i][v] = fma(left, right[v], sum[i][v]);
       }
     }
   }
@@ -190,8 +190,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
       for (size_t i = 0; i < kRows; ++i) {
         const F v = splat(a[i]);
-        left[i] += v * b0;
-        right[i] += v * b1;
+        left[i] = fma(v, b0, left[i]);
+        right[i] = fma(v, b1, right[i]);
       }
     }
   }

@@ -60,8 +60,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
         for (size_t i = 0; i < kRows; ++i) {
           const F v = splat(a[offsets[i]]);
-          left[i] += v * b0;
-          right[i] += v * b1;
+          left[i] = fma(v, b0, left[i]);
+          right[i] = fma(v, b1, right[i]);
         }
       }
       if (q == columns) break;

@@ -183,7 +183,7 @@ void sum_taps(const Sum& s, size_t p, size_t values) {
     for (size_t o = 0; o < kOutputs; ++o) {
       const F weight = splat(s.w[o * taps + t]);
 #pragma GCC unroll 8
-      for (size_t v = 0; v < kVectors; ++v) sums[o][v] += weight * pixels[v];
+      for (size_t v = 0; v < kVectors; ++v) sums[o][v] = fma(weight, pixels[v], sums[o][v]);
     }
   }
 #pragma GCC unroll 8
@@ -277,7 +277,7 @@ OBN_INLINE void add_products(const float* w, const F (&pixels)[kVectors], F (&su
   for (size_t t = 0; t < kTaps; ++t) {
     const F weight = splat(w[t]);
 #pragma GCC unroll 4
-    for (size_t v = 0; v < kVectors; ++v) sums[t][v] += weight * pixels[v];
+    for (size_t v = 0; v < kVectors; ++v) sums[t][v] = fma(weight, pixels[v], sums[t][v]);
   }
 }
 
@@ -575,7 +575,7 @@ void multiply(const Products& given) {
       for (size_t t = 0; t < kTaps; ++t) {
         const F pixels = held(load(x + at[t] + p));
 #pragma GCC unroll 4
-        for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+        for (size_t o = 0; o < kOutputs; ++o) sums[o][t] = fma(gradient[o], pixels, sums[o][t]);
       }
     }
     if (p == s.n) continue;
@@ -585,7 +585,7 @@ void multiply(const Products& given) {
     for (size_t t = 0; t < kTaps; ++t) {
       const F pixels = load_kept(x + at[t] + p, keep);
 #pragma GCC unroll 4
-      for (size_t o = 0; o < kOutputs; ++o) sums[o][t] += gradient[o] * pixels;
+      for (size_t o = 0; o < kOutputs; ++o) sums[o][t] = fma(gradient[o], pixels, sums[o][t]);
     }
   }
 #pragma GCC unroll 4

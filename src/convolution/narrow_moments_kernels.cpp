@@ -2,6 +2,7 @@
 // Letters and the stage as in narrow.h. float64 throughout: what the normalization makes of these numbers may cancel to
 // a small part of them.
 #include "convolution/narrow_stage.h"
+#include "simd/wide.h"
 
 namespace obn::OBN_TARGET::convolution::narrow {
 
@@ -13,9 +14,6 @@ constexpr size_t kTapRows = 3, kTapColumns = 3;  // 16 registers
 #else
 constexpr size_t kTapRows = 3, kTapColumns = 9;  // 32 registers
 #endif
-
-typedef double W __attribute__((vector_size(4 * kLanes)));  // one register
-constexpr size_t kWideLanes = kLanes / 2;
 
 OBN_INLINE W load_wide(const double* p) {
   W v;
@@ -66,7 +64,7 @@ void multiply_taps(const TapProducts& s) {
     for (size_t t = 0; t < kTaps; ++t) {
       const W right = load_wide(s.x + s.at_t[t] + p);
 #pragma GCC unroll 4
-      for (size_t i = 0; i < kRows; ++i) sums[i][t] += left[i] * right;
+      for (size_t i = 0; i < kRows; ++i) sums[i][t] = fma(left[i], right, sums[i][t]);
     }
   }
 #pragma GCC unroll 4
@@ -242,11 +240,12 @@ OBN_INLINE void add_places(const PlaceRow& row, const PlaceRow& below, const Pla
   const W here = row.at[kEdges];
   sums[0] += here;
 #pragma GCC unroll 4
-  for (size_t i = 0; i < kSide; ++i) sums[1 + i] += here * row.at[kEdges + i];
+  for (size_t i = 0; i < kSide; ++i) sums[1 + i] = fma(here, row.at[kEdges + i], sums[1 + i]);
 #pragma GCC unroll 8
-  for (size_t i = 0; i < kShifts; ++i) sums[1 + kSide + i] += here * below.at[i];
+  for (size_t i = 0; i < kShifts; ++i) sums[1 + kSide + i] = fma(here, below.at[i], sums[1 + kSide + i]);
 #pragma GCC unroll 8
-  for (size_t i = 0; i < kShifts; ++i) sums[1 + kSide + kShifts + i] += here * last.at[i];
+  for (size_t i = 0; i < kShifts; ++i)
+    sums[1 + kSide + kShifts + i] = fma(here, last.at[i], sums[1 + kSide + kShifts + i]);
 }
 
 // sums (kDistances, pitch), kWideLanes columns of them += what `rows` rows of places from x on give. Every row is

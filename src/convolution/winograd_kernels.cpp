@@ -32,13 +32,12 @@ constexpr float kShort0 = -1 / a2, kShortA = 1 / (2 * a2);
 template <bool kShort>
 OBN_INLINE void data_at_first_points(const F (&d)[kSide], F (&r)[3]) {
   if constexpr (kShort) {
-    const F odd = a * d[1];
-    r[0] = d[2] - a2 * d[0];
-    r[1] = d[2] + odd;
-    r[2] = d[2] - odd;
+    r[0] = fnma(a2, d[0], d[2]);
+    r[1] = fma(a, d[1], d[2]);
+    r[2] = fnma(a, d[1], d[2]);
   } else {
-    const F even = d[4] - b2 * d[2], odd = held(a * (d[3] - b2 * d[1]));
-    r[0] = a2 * b2 * d[0] + (d[4] - (a2 + b2) * d[2]);
+    const F even = fnma(b2, d[2], d[4]), odd = a * fnma(b2, d[1], d[3]);
+    r[0] = fma(a2 * b2, d[0], fnma(a2 + b2, d[2], d[4]));
     r[1] = even + odd;
     r[2] = even - odd;
   }
@@ -46,12 +45,12 @@ OBN_INLINE void data_at_first_points(const F (&d)[kSide], F (&r)[3]) {
 template <bool kShort>
 OBN_INLINE void data_at_last_points(const F (&d)[kSide], F (&r)[3]) {
   if constexpr (kShort) {
-    r[2] = d[3] - a2 * d[1];
+    r[2] = fnma(a2, d[1], d[3]);
   } else {
-    const F even = d[4] - a2 * d[2], odd = held(b * (d[3] - a2 * d[1]));
+    const F even = fnma(a2, d[2], d[4]), odd = b * fnma(a2, d[1], d[3]);
     r[0] = even + odd;
     r[1] = even - odd;
-    r[2] = a2 * b2 * d[1] + (d[5] - (a2 + b2) * d[3]);
+    r[2] = fma(a2 * b2, d[1], fnma(a2 + b2, d[3], d[5]));
   }
 }
 
@@ -60,14 +59,14 @@ template <bool kShort>
 OBN_INLINE void outputs_of_points(const F (&m)[kSide], F (&y)[kOutputs]) {
   const F even_a = m[1] + m[2], odd_a = m[1] - m[2];
   if constexpr (kShort) {
-    y[0] = kShort0 * m[0] + kShortA * even_a;
-    y[1] = m[5] + kShortA * a * odd_a;
+    y[0] = fma(kShort0, m[0], kShortA * even_a);
+    y[1] = fma(kShortA * a, odd_a, m[5]);
   } else {
     const F even_b = m[3] + m[4], odd_b = m[3] - m[4];
-    y[0] = kScale0 * m[0] + (kScaleA * even_a + kScaleB * even_b);
-    y[1] = kScaleA * a * odd_a + kScaleB * b * odd_b;
-    y[2] = kScaleA * a2 * even_a + kScaleB * b2 * even_b;
-    y[3] = m[5] + (kScaleA * a3 * odd_a + kScaleB * b3 * odd_b);
+    y[0] = fma(kScale0, m[0], fma(kScaleA, even_a, kScaleB * even_b));
+    y[1] = fma(kScaleA * a, odd_a, kScaleB * b * odd_b);
+    y[2] = fma(kScaleA * a2, even_a, kScaleB * b2 * even_b);
+    y[3] = m[5] + fma(kScaleA * a3, odd_a, kScaleB * b3 * odd_b);
   }
 }
 
@@ -75,14 +74,14 @@ OBN_INLINE void outputs_of_points(const F (&m)[kSide], F (&y)[kOutputs]) {
 template <bool kShort>
 OBN_INLINE void gradient_at_points(const F (&y)[kOutputs], F (&r)[kSide]) {
   if constexpr (kShort) {
-    const F even = kShortA * y[0], odd = kShortA * a * y[1];
+    const F even = kShortA * y[0];
     r[0] = kShort0 * y[0];
-    r[1] = even + odd;
-    r[2] = even - odd;
+    r[1] = fma(kShortA * a, y[1], even);
+    r[2] = fnma(kShortA * a, y[1], even);
     r[5] = y[1];
   } else {
-    const F even_a = kScaleA * y[0] + kScaleA * a2 * y[2], odd_a = kScaleA * a * y[1] + kScaleA * a3 * y[3];
-    const F even_b = kScaleB * y[0] + kScaleB * b2 * y[2], odd_b = kScaleB * b * y[1] + kScaleB * b3 * y[3];
+    const F even_a = fma(kScaleA, y[0], kScaleA * a2 * y[2]), odd_a = fma(kScaleA * a, y[1], kScaleA * a3 * y[3]);
+    const F even_b = fma(kScaleB, y[0], kScaleB * b2 * y[2]), odd_b = fma(kScaleB * b, y[1], kScaleB * b3 * y[3]);
     r[0] = kScale0 * y[0];
     r[1] = even_a + odd_a;
     r[2] = even_a - odd_a;
@@ -94,13 +93,12 @@ OBN_INLINE void gradient_at_points(const F (&y)[kOutputs], F (&r)[kSide]) {
 
 // G: 3 weights at the points.
 OBN_INLINE void weights_at_points(const F (&w)[3], F (&r)[kSide]) {
-  const F even_a = w[0] + a2 * w[2], odd_a = a * w[1];
-  const F even_b = w[0] + b2 * w[2], odd_b = b * w[1];
+  const F even_a = fma(a2, w[2], w[0]), even_b = fma(b2, w[2], w[0]);
   r[0] = w[0];
-  r[1] = even_a + odd_a;
-  r[2] = even_a - odd_a;
-  r[3] = even_b + odd_b;
-  r[4] = even_b - odd_b;
+  r[1] = fma(a, w[1], even_a);
+  r[2] = fnma(a, w[1], even_a);
+  r[3] = fma(b, w[1], even_b);
+  r[4] = fnma(b, w[1], even_b);
   r[5] = w[2];
 }
 
@@ -108,8 +106,8 @@ OBN_INLINE void weights_at_points(const F (&w)[3], F (&r)[kSide]) {
 OBN_INLINE void weights_of_points(const F (&s)[kSide], F (&w)[3]) {
   const F even_a = s[1] + s[2], odd_a = s[1] - s[2], even_b = s[3] + s[4], odd_b = s[3] - s[4];
   w[0] = s[0] + (even_a + even_b);
-  w[1] = a * odd_a + b * odd_b;
-  w[2] = s[5] + (a2 * even_a + b2 * even_b);
+  w[1] = fma(a, odd_a, b * odd_b);
+  w[2] = s[5] + fma(a2, even_a, b2 * even_b);
 }
 
 // ---- tiles ----

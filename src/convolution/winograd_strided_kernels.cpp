@@ -34,17 +34,17 @@ constexpr float kScaleA = 1 / (2 * a * (a2 - b2)), kScaleB = 1 / (2 * b * (b2 - 
 template <bool kShort>
 OBN_INLINE void data_at_points(const F (&d)[kSide], F (&r)[kSide]) {
   if constexpr (kShort) {
-    r[0] = d[2] - a2 * d[0];
-    r[1] = d[1] + a * d[0];
-    r[2] = d[1] - a * d[0];
+    r[0] = fnma(a2, d[0], d[2]);
+    r[1] = fma(a, d[0], d[1]);
+    r[2] = fnma(a, d[0], d[1]);
   } else {
-    const F even_a = d[2] - b2 * d[0], odd_a = d[3] - b2 * d[1];
-    const F even_b = d[2] - a2 * d[0], odd_b = d[3] - a2 * d[1];
-    r[0] = a2 * b2 * d[0] + (d[4] - (a2 + b2) * d[2]);
-    r[1] = odd_a + a * even_a;
-    r[2] = odd_a - a * even_a;
-    r[3] = odd_b + b * even_b;
-    r[4] = odd_b - b * even_b;
+    const F even_a = fnma(b2, d[0], d[2]), odd_a = fnma(b2, d[1], d[3]);
+    const F even_b = fnma(a2, d[0], d[2]), odd_b = fnma(a2, d[1], d[3]);
+    r[0] = fma(a2 * b2, d[0], fnma(a2 + b2, d[2], d[4]));
+    r[1] = fma(a, even_a, odd_a);
+    r[2] = fnma(a, even_a, odd_a);
+    r[3] = fma(b, even_b, odd_b);
+    r[4] = fnma(b, even_b, odd_b);
   }
 }
 
@@ -54,13 +54,13 @@ OBN_INLINE void outputs_of_points(const F (&m)[kSide], F (&y)[kOutputs]) {
   const F even_a = m[1] - m[2], odd_a = m[1] + m[2];
   if constexpr (kShort) {
     y[0] = kShortA * even_a;
-    y[1] = m[0] + kShortA * a * odd_a;
+    y[1] = fma(kShortA * a, odd_a, m[0]);
   } else {
     const F even_b = m[3] - m[4], odd_b = m[3] + m[4];
-    y[0] = kScaleA * even_a + kScaleB * even_b;
-    y[1] = kScaleA * a * odd_a + kScaleB * b * odd_b;
-    y[2] = kScaleA * a2 * even_a + kScaleB * b2 * even_b;
-    y[3] = m[0] + (kScaleA * a3 * odd_a + kScaleB * b3 * odd_b);
+    y[0] = fma(kScaleA, even_a, kScaleB * even_b);
+    y[1] = fma(kScaleA * a, odd_a, kScaleB * b * odd_b);
+    y[2] = fma(kScaleA * a2, even_a, kScaleB * b2 * even_b);
+    y[3] = m[0] + fma(kScaleA * a3, odd_a, kScaleB * b3 * odd_b);
   }
 }
 
@@ -68,13 +68,13 @@ OBN_INLINE void outputs_of_points(const F (&m)[kSide], F (&y)[kOutputs]) {
 template <bool kShort>
 OBN_INLINE void gradient_at_points(const F (&y)[kOutputs], F (&r)[kSide]) {
   if constexpr (kShort) {
-    const F even = kShortA * y[0], odd = kShortA * a * y[1];
+    const F odd = kShortA * a * y[1];
     r[0] = y[1];
-    r[1] = odd + even;
-    r[2] = odd - even;
+    r[1] = fma(kShortA, y[0], odd);
+    r[2] = fnma(kShortA, y[0], odd);
   } else {
-    const F even_a = kScaleA * y[0] + kScaleA * a2 * y[2], odd_a = kScaleA * a * y[1] + kScaleA * a3 * y[3];
-    const F even_b = kScaleB * y[0] + kScaleB * b2 * y[2], odd_b = kScaleB * b * y[1] + kScaleB * b3 * y[3];
+    const F even_a = fma(kScaleA, y[0], kScaleA * a2 * y[2]), odd_a = fma(kScaleA * a, y[1], kScaleA * a3 * y[3]);
+    const F even_b = fma(kScaleB, y[0], kScaleB * b2 * y[2]), odd_b = fma(kScaleB * b, y[1], kScaleB * b3 * y[3]);
     r[0] = y[3];
     r[1] = odd_a + even_a;
     r[2] = odd_a - even_a;
@@ -86,16 +86,16 @@ OBN_INLINE void gradient_at_points(const F (&y)[kOutputs], F (&r)[kSide]) {
 // G: 2 weights at the points.
 OBN_INLINE void weights_at_points(const F (&w)[2], F (&r)[kSide]) {
   r[0] = w[1];
-  r[1] = w[0] + a * w[1];
-  r[2] = w[0] - a * w[1];
-  r[3] = w[0] + b * w[1];
-  r[4] = w[0] - b * w[1];
+  r[1] = fma(a, w[1], w[0]);
+  r[2] = fnma(a, w[1], w[0]);
+  r[3] = fma(b, w[1], w[0]);
+  r[4] = fnma(b, w[1], w[0]);
 }
 
 // Gᵀ: the transpose of it.
 OBN_INLINE void weights_of_points(const F (&s)[kSide], F (&w)[2]) {
   w[0] = (s[1] + s[2]) + (s[3] + s[4]);
-  w[1] = s[0] + (a * (s[1] - s[2]) + b * (s[3] - s[4]));
+  w[1] = s[0] + fma(a, s[1] - s[2], b * (s[3] - s[4]));
 }
 
 // ---- tiles ----

@@ -1,7 +1,6 @@
 // Fully connected, the bench: products of a matrix with few vectors. Letters as in fully_connected.h; s counts samples.
 #include "fully_connected/fully_connected.h"
 #include "simd/convert.h"
-#include "simd/fused.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::fully_connected {
@@ -94,7 +93,7 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
       for (size_t r = 0; r < kRows; ++r) {
         const F weight = Type::get(m + r * row + at);
 #pragma GCC unroll 8
-        for (size_t s = 0; s < kSamples; ++s) total[chain][r][s] += weight * values[s];
+        for (size_t s = 0; s < kSamples; ++s) total[chain][r][s] = fma(weight, values[s], total[chain][r][s]);
       }
     }
   }
@@ -108,7 +107,7 @@ OBN_INLINE void dot_tile(const typename Type::Stored* m, size_t row, size_t colu
     for (size_t r = 0; r < kRows; ++r) {
       const F weight = n < kLanes ? Type::get_first(m + r * row + c, n) : Type::get(m + r * row + c);
 #pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) total[0][r][s] += weight * values[s];
+      for (size_t s = 0; s < kSamples; ++s) total[0][r][s] = fma(weight, values[s], total[0][r][s]);
     }
   }
 #pragma GCC unroll 8
@@ -216,7 +215,7 @@ template <class Type, size_t kSamples, size_t kRows>
     for (size_t r = 0; r < kRows; ++r) {
       const F weight = Type::get(m + r * row + c);
 #pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) total[s] = fused(factor[r][s], weight, total[s]);
+      for (size_t s = 0; s < kSamples; ++s) total[s] = fma(factor[r][s], weight, total[s]);
     }
 #pragma GCC unroll 8
     for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
@@ -227,7 +226,7 @@ template <class Type, size_t kSamples, size_t kRows>
   for (size_t s = 0; s < kSamples; ++s) {
     F total = start ? load_first(out + s * out_row + c, n) : F{};
 #pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) total = fused(factor[r][s], Type::get_first(m + r * row + c, n), total);
+    for (size_t r = 0; r < kRows; ++r) total = fma(factor[r][s], Type::get_first(m + r * row + c, n), total);
     store_first(out + s * out_row + c, total, n);
   }
 }
@@ -282,7 +281,7 @@ template <class Type, size_t kRows>
       float* to = out + s * out_row + c;
       F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
 #pragma GCC unroll 16
-      for (size_t r = 0; r < kRows; ++r) total = fused(splat(u[s * u_row + r]), weight[r], total);
+      for (size_t r = 0; r < kRows; ++r) total = fma(splat(u[s * u_row + r]), weight[r], total);
       if (count < kLanes) {
         store_first(to, total, count);
       } else {
@@ -310,8 +309,8 @@ template <class Type, size_t kRows>
 #pragma GCC unroll 16
       for (size_t r = 0; r < kRows; ++r) {
         const F factor = splat(u[s * u_row + r]);
-        low = fused(factor, weight[r][0], low);
-        high = fused(factor, weight[r][1], high);
+        low = fma(factor, weight[r][0], low);
+        high = fma(factor, weight[r][1], high);
       }
       store(to, low);
       store(to + kLanes, high);
@@ -359,13 +358,13 @@ void combine(const Matrix& m, const Part& part, const Floats& u, size_t n, float
 // Σ_s u(s, r)·v(s, c …): one vector of one row; u points at (0, r), v at (0, c).
 OBN_INLINE F outer_vector(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n) {
   F total = splat(u_at[0]) * load(v_at);
-  for (size_t s = 1; s < n; ++s) total = fused(splat(u_at[s * u.row]), load(v_at + s * v.row), total);
+  for (size_t s = 1; s < n; ++s) total = fma(splat(u_at[s * u.row]), load(v_at + s * v.row), total);
   return total;
 }
 OBN_INLINE F outer_first(const Floats& u, const float* u_at, const Floats& v, const float* v_at, size_t n,
                          size_t count) {
   F total = splat(u_at[0]) * load_first(v_at, count);
-  for (size_t s = 1; s < n; ++s) total = fused(splat(u_at[s * u.row]), load_first(v_at + s * v.row, count), total);
+  for (size_t s = 1; s < n; ++s) total = fma(splat(u_at[s * u.row]), load_first(v_at + s * v.row, count), total);
   return total;
 }
 
@@ -409,7 +408,7 @@ OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, c
     for (size_t s = 0; s < n; ++s) {
       const F values = load(v_at + s * v.row + c);
 #pragma GCC unroll 4
-      for (size_t r = 0; r < 4; ++r) total[r] = fused(splat(u_at[s * u.row + r]), values, total[r]);
+      for (size_t r = 0; r < 4; ++r) total[r] = fma(splat(u_at[s * u.row + r]), values, total[r]);
     }
 #pragma GCC unroll 4
     for (size_t r = 0; r < 4; ++r) store(g + r * g_row + c, total[r]);
@@ -438,8 +437,8 @@ template <size_t kRows>
 #pragma GCC unroll 16
       for (size_t r = 0; r < kRows; ++r) {
         const F factor = splat(u_at[s * u.row + r]);
-        total[r][0] = fused(factor, low, total[r][0]);
-        total[r][1] = fused(factor, high, total[r][1]);
+        total[r][0] = fma(factor, low, total[r][0]);
+        total[r][1] = fma(factor, high, total[r][1]);
       }
     }
 #pragma GCC unroll 16
@@ -455,7 +454,7 @@ template <size_t kRows>
       F total = !accumulate ? F{} : count < kLanes ? load_first(to, count) : load(to);
       for (size_t s = 0; s < n; ++s) {
         const float* from = v.data + s * v.row + c;
-        total = fused(splat(u_at[s * u.row + r]), count < kLanes ? load_first(from, count) : load(from), total);
+        total = fma(splat(u_at[s * u.row + r]), count < kLanes ? load_first(from, count) : load(from), total);
       }
       if (count < kLanes) {
         store_first(to, total, count);
@@ -560,7 +559,7 @@ template <size_t kSamples, size_t kRows>
       for (size_t r = 0; r < kRows; ++r) {
         const F weight = load(m + r * row + c);
 #pragma GCC unroll 8
-        for (size_t s = 0; s < kSamples; ++s) total[s] = fused(factor[r][s], weight, total[s]);
+        for (size_t s = 0; s < kSamples; ++s) total[s] = fma(factor[r][s], weight, total[s]);
       }
 #pragma GCC unroll 8
       for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
@@ -571,7 +570,7 @@ template <size_t kSamples, size_t kRows>
       for (size_t i = 0; i < kVectors; ++i) {
         F total = factor[r][0] * values[i][0];
 #pragma GCC unroll 8
-        for (size_t s = 1; s < kSamples; ++s) total = fused(factor[r][s], values[i][s], total);
+        for (size_t s = 1; s < kSamples; ++s) total = fma(factor[r][s], values[i][s], total);
         stream(g + r * g_row + line + i * kLanes, total);
       }
     }

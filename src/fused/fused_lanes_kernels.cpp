@@ -44,12 +44,12 @@ void moments(const Moments& m) {
       for (size_t k = 0; k < 2; ++k) {
         const F apart = load(z + (x + k) * kLanes) - guess;
         sums[k] += apart;
-        products[k] += apart * apart;
+        products[k] = fma(apart, apart, products[k]);
       }
     if (x < m.columns) {
       const F apart = load(z + x * kLanes) - guess;
       sums[0] += apart;
-      products[0] += apart * apart;
+      products[0] = fma(apart, apart, products[0]);
     }
     sum += sums[0] + sums[1];
     squares += products[0] + products[1];
@@ -76,10 +76,10 @@ void maxima(const Maxima& given) {
     const size_t n = least(kLanes, windows - first);
     F values[kLanes] = {};
     for (size_t i = 0; i < n; ++i) {
-      F winner = pixel(z, m.row, 0), best = (winner - mean) * scale + shift;
+      F winner = pixel(z, m.row, 0), best = fma(winner - mean, scale, shift);
 #pragma GCC unroll 3
       for (size_t k = 1; k < 4; ++k) {
-        const F other = pixel(z, m.row, k), value = (other - mean) * scale + shift;
+        const F other = pixel(z, m.row, k), value = fma(other - mean, scale, shift);
         winner = value > best ? other : winner;
         best = max(value, best);
       }
@@ -119,7 +119,7 @@ void winner_sums(const WinnerSums& given) {
       const F dz = is_nan(winner) ? F{} : dy[i], apart = is_nan(winner) ? F{} : winner - mean;
       store(s.dz + (first + i) * kLanes, dz);
       sum += dz;
-      products += dz * apart;
+      products = fma(dz, apart, products);
     }
   }
   store(s.sum, sum);
@@ -135,7 +135,7 @@ OBN_INLINE void fill_zeros(float* to, size_t pixels) {
 void gradient(const Gradient& given) {
   const Gradient g = given;
   const F mean = load(g.mean), scale = load(g.scale), start = load(g.start), slope = load(g.slope);
-  const auto plain = [&](F z) __attribute__((always_inline)) { return start - slope * (z - mean); };
+  const auto plain = [&](F z) __attribute__((always_inline)) { return fnma(slope, z - mean, start); };
   const size_t u_row = g.u_columns * kLanes;
   float* inside = g.u + u_row + kLanes;
   fill_zeros(g.u, g.u_columns + 1);

@@ -188,7 +188,7 @@ OBN_INLINE void compare_pixels(const Run& s, const float* x, size_t first, Best<
       const size_t at = kPairs ? (k / 2 + t / kSide) * kReach + k % 2 + t % kSide : place[k * taps + t];
       const F pixel = held(load(x + at * kLanes));
 #pragma GCC unroll 4
-      for (size_t o = 0; o < kCount; ++o) z[o][k] += weight[o] * pixel;
+      for (size_t o = 0; o < kCount; ++o) z[o][k] = fma(weight[o], pixel, z[o][k]);
     }
   }
   if constexpr (kPairs) {
@@ -246,7 +246,7 @@ OBN_INLINE void compare_shared(const Run& s, const float* x, Best<kCount>* best)
     for (size_t i = 0; i < 2; ++i) {
       const F place = held(load(x + (i * kReach + t) * kLanes));
 #pragma GCC unroll 4
-      for (size_t o = 0; o < kCount; ++o) m[o][i][t % kReach] += weight[o] * place;
+      for (size_t o = 0; o < kCount; ++o) m[o][i][t % kReach] = fma(weight[o], place, m[o][i][t % kReach]);
     }
   }
 #pragma GCC unroll 4
@@ -507,7 +507,8 @@ void sum_winners(const WinnerRun* runs, size_t count, size_t step, F* sums_at, F
 #pragma GCC unroll 4
         for (size_t c = 0; c < kReach; ++c) row[c] = choose(lower, below[c], above[c]);
 #pragma GCC unroll 3
-        for (size_t kx = 0; kx < kSide; ++kx) sums[ky * kSide + kx] += dz * choose(right, row[kx + 1], row[kx]);
+        for (size_t kx = 0; kx < kSide; ++kx)
+          sums[ky * kSide + kx] = fma(dz, choose(right, row[kx + 1], row[kx]), sums[ky * kSide + kx]);
 #pragma GCC unroll 4
         for (size_t c = 0; c < kReach; ++c) above[c] = below[c];
       }

@@ -512,7 +512,7 @@ template <class Type, size_t kRows, size_t kColumns>
 #pragma GCC unroll 2
       for (size_t v = 0; v < Type::kVectors; ++v)
 #pragma GCC unroll 4
-        for (size_t i = 0; i < kRows; ++i) sum[i * kColumns + j] += x[i][v] * w[v];
+        for (size_t i = 0; i < kRows; ++i) sum[i * kColumns + j] = fma(x[i][v], w[v], sum[i * kColumns + j]);
     }
   };
   constexpr size_t kStep = Type::kVectors * kLanes;
@@ -656,7 +656,7 @@ void add_rows(const float (*a)[kSteps], const typename Type::Value* b, size_t b_
     for (size_t i = 0; i < kRows; ++i) s[i] = load(sum + i * kRowStrip + j);  // its rows are whole vectors
     for (size_t q = 0; q < kSteps; ++q) {
       const F w = up_to<Type>(b + q * b_step + j, n - j);
-      for (size_t i = 0; i < kRows; ++i) s[i] += x[i][q] * w;
+      for (size_t i = 0; i < kRows; ++i) s[i] = fma(x[i][q], w, s[i]);
     }
     for (size_t i = 0; i < kRows; ++i) store(sum + i * kRowStrip + j, s[i]);
   }

@@ -1,7 +1,6 @@
 // The loops, once per target. A loss of single values is a struct that gives value and slope of a vector; the loop over
 // a run is written once and takes any of them. Letters as in loss.h.
 #include "loss/loss.h"
-#include "simd/fused.h"
 #include "simd/math.h"
 
 namespace obn::OBN_TARGET::loss {
@@ -72,16 +71,16 @@ struct Both {
 OBN_INLINE F reciprocal(F v) {
 #if defined(__AVX512F__)
   const F r = reinterpret_cast<F>(_mm512_rcp14_ps(reinterpret_cast<__m512>(v)));
-  return r + r * (1.0f - v * r);
+  return fma(r, fnma(v, r, splat(1.0f)), r);
 #else
   return 1.0f / v;
 #endif
 }
 
-// log(1 + t) for 0 <= t <= 1, relative error 1.7e-7; a minimax fit like those of simd/math.h, without their division.
-OBN_INLINE F log1p_by_polynomial(F t) {
-  return t * polynomial(t, {9.99999940e-1f, -4.99994934e-1f, 3.33190978e-1f, -2.48429820e-1f, 1.91060066e-1f,
-                            -1.36632442e-1f, 7.82259405e-2f, -2.95052323e-2f, 5.23269270e-3f});
+// log(1 + t) / t for 0 <= t <= 1, relative error 1.7e-7; a minimax fit like those of simd/math.h, but no division.
+OBN_INLINE F log1p_over_t(F t) {
+  return polynomial(t, {9.99999940e-1f, -4.99994934e-1f, 3.33190978e-1f, -2.48429820e-1f, 1.91060066e-1f,
+                        -1.36632442e-1f, 7.82259405e-2f, -2.95052323e-2f, 5.23269270e-3f});
 }
 
 struct SigmoidCrossEntropy {
@@ -90,9 +89,9 @@ struct SigmoidCrossEntropy {
 
   // With t = e^-|x|: max(x, 0) - x·l + log(1 + t), and σ(x) - l, where σ is 1 / (1 + t) or t / (1 + t).
   Both operator()(F x, F l) const {
-    l = l * label_scale + label_shift;
+    l = fma(l, label_scale, label_shift);
     const F t = exp_in_sum(-abs(x)), large = reciprocal(t + 1.0f);
-    return {(max(splat(0.0f), x) - x * l) + log1p_by_polynomial(t), (x < 0.0f ? t * large : large) - l};
+    return {fma(t, log1p_over_t(t), fnma(x, l, max(splat(0.0f), x))), (x < 0.0f ? t * large : large) - l};
   }
 };
 
@@ -110,7 +109,7 @@ struct Huber {
   // With c = min(|e|, δ): c·(|e| - c/2), which is e²/2 up to δ and δ·(|e| - δ/2) beyond; the slope is ±c.
   Both operator()(F x, F l) const {
     const F e = x - l, size = abs(e), c = min(delta, size);
-    return {c * (size - 0.5f * c), copysign(c, e)};
+    return {c * fnma(0.5f, c, size), copysign(c, e)};
   }
 };
 
@@ -122,7 +121,7 @@ struct Log {
   }
   Both operator()(F x, F l) const {
     const F p = x + obn::loss::kLogEpsilon, q = (1.0f - x) + obn::loss::kLogEpsilon;
-    return {-l * log_from_zero(p) - (1.0f - l) * log_from_zero(q), (p - l) / (p * q)};
+    return {fnma(1.0f - l, log_from_zero(q), -l * log_from_zero(p)), (p - l) / (p * q)};
   }
 };
 
@@ -154,10 +153,10 @@ struct ValueLoop {
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     const Both both = function(load_part(run.x + i, n), load_part(run.l + i, n));
     const F w = weights.at(i, n);
-    if constexpr (sums || keeps) {
-      const F y = w * both.loss;
-      if constexpr (keeps) store_part(run.y + i, y, n);
-      if constexpr (sums) total[half] += n == kLanes ? y : first_lanes(y, n);  // f(0, 0) need not be 0
+    if constexpr (keeps) store_part(run.y + i, w * both.loss, n);
+    if constexpr (sums) {
+      const F added = fma(w, both.loss, total[half]);
+      total[half] = n == kLanes ? added : (iota() < static_cast<int32_t>(n) ? added : total[half]);
     }
     if constexpr (slopes) store_part(run.dx + i, (factor * w) * both.slope, n);
   }
@@ -214,7 +213,7 @@ struct SoftmaxLoop {
     if constexpr (labels) prefetch(run.l + i + kAhead);
     if constexpr (keeps) store_part(run.e + i, e, n);
     if constexpr (labels) {
-      F l = load_part(run.l + i, n) * label_scale + label_shift;
+      F l = fma(load_part(run.l + i, n), label_scale, label_shift);
       if (n != kLanes) l = first_lanes(l, n);
       const F wl = weights.at(i, n) * l;
       all[half] += wl;
@@ -237,8 +236,7 @@ SoftmaxSums softmax(const SoftmaxRun& run) {
   return run.e ? softmax_run<false, true>(run) : softmax_run<false, false>(run);
 }
 
-// ℓ = Σ w·l·(log Σ e - x)  =>  ∂ℓ/∂x = p·Σ w·l - w·l, p = e / Σ e: factors and sums are the caller's. Which values lie
-// in whole vectors depends on the place of dx where it streams, so the product that is fused has a name.
+// ℓ = Σ w·l·(log Σ e - x)  =>  ∂ℓ/∂x = p·Σ w·l - w·l, p = e / Σ e: factors and sums are the caller's.
 template <bool labels, bool exponentiates, bool categorical, bool streams>
 struct SlopeLoop {
   const SlopeRun& run;
@@ -257,10 +255,10 @@ struct SlopeLoop {
     F slope = e * e_factor;
     if constexpr (labels && categorical) {
       const F l = load_part(run.l + i, n);
-      slope = l != 0.0f ? weights.at(i, n) * (held(slope) - l_factor) : slope;
+      slope = l != 0.0f ? weights.at(i, n) * (slope - l_factor) : slope;
     } else if constexpr (labels) {
-      const F l = load_part(run.l + i, n) * label_scale + label_shift;
-      slope = fused(-(weights.at(i, n) * l), l_factor, held(slope));
+      const F l = fma(load_part(run.l + i, n), label_scale, label_shift);
+      slope = fnma(weights.at(i, n) * l, l_factor, slope);
     }
     if constexpr (streams) {
       stream(run.dx + i, slope);
@@ -313,7 +311,7 @@ RowParts softmax_row(const RowsRun& run, size_t row) {
   const float label_weight = run.classes ? run.shape.label_scale * w[run.w_moves ? label : 0] : 0.0f;
   if (run.classes) {
     parts.labels += label_weight;
-    parts.distance += label_weight * (sums.largest - x[label]);
+    parts.distance = fma(label_weight, sums.largest - x[label], parts.distance);
   } else if (run.is_categorical) {
     const size_t nonzero = count_nonzero(l, n);
     parts.share = nonzero ? 1.0f / static_cast<float>(nonzero) : 0.0f;
@@ -327,7 +325,7 @@ RowParts softmax_row(const RowsRun& run, size_t row) {
                        run.dx + row * n};
   if (!run.is_categorical) {
     slopes(slope);
-    if (run.classes) slope.dx[label] -= label_weight * factor;
+    if (run.classes) slope.dx[label] = fnma(label_weight, factor, slope.dx[label]);
   } else {
     categorical_slopes(slope);
     if (run.classes) slope.dx[label] = label_weight * (slope.dx[label] - factor);
@@ -359,7 +357,7 @@ void softmax_group(const RowsRun& run, size_t first) {
   const F rest = splat(kMinusInfinity), scale = splat(run.shape.label_scale), shift = splat(run.shape.label_shift);
   const F w = run.w_step ? load(run.w + first) : splat(*run.w);
   const auto row_of = [&](size_t k) { return n == kLanes ? load(x + k * n) : load_first(x + k * n, n, rest); };
-  const auto label_of = [&](size_t k) { return first_lanes(load_part(l + k * run.l_step, n) * scale + shift, n); };
+  const auto label_of = [&](size_t k) { return first_lanes(fma(load_part(l + k * run.l_step, n), scale, shift), n); };
   F v[kLanes];
   float m[kLanes], e[kLanes * kLanes];
 
@@ -385,10 +383,10 @@ void softmax_group(const RowsRun& run, size_t first) {
     F at{};
     for (size_t k = 0; k < kLanes; ++k) at[k] = x[k * n + classes[k]];
     all += scale;
-    distance += scale * (largest - at);
+    distance = fma(scale, largest - at, distance);
   }
   const F log_total = total > 0.0f ? log(total) : splat(__builtin_nanf(""));  // 0: all of x is -infinity
-  store(run.y + first, w * (all * log_total + distance));
+  store(run.y + first, w * fma(all, log_total, distance));
   if (!run.dx) return;
 
   float* dx = run.dx + first * n;
@@ -399,7 +397,7 @@ void softmax_group(const RowsRun& run, size_t first) {
   const I lane = iota();
   for (size_t k = 0; k < kLanes; ++k) {
     F slope = load(e + k * kLanes) * splat(e_factor[k]);
-    if constexpr (labels) slope -= label_of(k) * splat(l_factor[k]);
+    if constexpr (labels) slope = fnma(label_of(k), splat(l_factor[k]), slope);
     if (classes) {
       const I is_class = lane == static_cast<int32_t>(classes[k]);
       slope -= is_class ? scale * splat(l_factor[k]) : splat(0.0f);
@@ -430,7 +428,7 @@ void softmax_rows(const RowsRun& run) {
       share[k] = parts.share;
     }
     const F log_total = total > 0.0f ? log(total) : splat(__builtin_nanf(""));  // 0: all of x is -infinity
-    store_part(run.y + first, share * (labels * log_total + distance), count);
+    store_part(run.y + first, share * fma(labels, log_total, distance), count);
   }
 }
 
@@ -443,7 +441,7 @@ struct ProductLoop {
 
   template <size_t half>
   [[gnu::always_inline]] void at(size_t i, size_t n) {
-    total[half] += weights.at(i, n) * load_part(l + i, n) * load_part(x + i, n);
+    total[half] = fma(weights.at(i, n) * load_part(l + i, n), load_part(x + i, n), total[half]);
   }
 };
 

@@ -121,7 +121,7 @@ struct ChannelSums {
 
   [[gnu::always_inline]] void add(size_t j, const Point& p) {
     first[j] += p.dz;
-    second[j] += p.dz * p.xhat;
+    second[j] = fma(p.dz, p.xhat, second[j]);
   }
   [[gnu::always_inline]] void wide(const Points<mask>& points, size_t i) {
 #pragma GCC unroll 4
@@ -207,7 +207,7 @@ struct ChannelInput {
 
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
     const Point p = points.at(i, n);
-    const F v = (gamma * p.dz - mean_g) - p.xhat * mean_g_xhat;
+    const F v = fnma(p.xhat, mean_g_xhat, fms(gamma, p.dz, mean_g));
     return store == Store::added ? v + load_part(dx + i, n) : v;
   }
   [[gnu::always_inline]] void write(F v, size_t i) {

@@ -34,14 +34,14 @@ void column_moments(const Runs& x, size_t rows, size_t width, double* mean, doub
       for (size_t k = first; k < rows && k < first + kBlockRows; ++k) {
         const F d = load_part(column + k * x.step, n) - about;
         part += d;
-        part_squares += d * d;
+        part_squares = fma(d, d, part_squares);
       }
       off += part;
       squares += part_squares;
     }
     for (size_t j = 0; j < n; ++j) {
       const double rest = static_cast<double>(off[j]) / count;
-      const double spread = static_cast<double>(squares[j]) / count - rest * rest;
+      const double spread = fnma(rest, rest, static_cast<double>(squares[j]) / count);
       mean[i + j] = static_cast<double>(about[j]) + rest;
       variance[i + j] = spread < 0.0 ? 0.0 : spread;
     }
@@ -102,7 +102,7 @@ OBN_INLINE void column_sums_of(const ColumnGradient& job, Sums* sums) {
       for (size_t k = from; k < job.rows && k < from + kBlockRows; ++k) {
         const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
         part += p.dz;
-        part_xhat += p.dz * p.xhat;
+        part_xhat = fma(p.dz, p.xhat, part_xhat);
       }
       first += part;
       second += part_xhat;
@@ -129,8 +129,8 @@ OBN_INLINE void column_gradient_of(const ColumnGradient& job) {
     for (size_t k = 0; k < job.rows; ++k) {
       float* dx = job.dx.data + k * job.dx.step + i;
       const Point p = column_point<mask>(job, k, i, n, standardize, parameters);
-      const F g = gamma * p.dz - mean_g;
-      F v = standardize.r * (g - p.xhat * mean_g_xhat);
+      const F g = fms(gamma, p.dz, mean_g);
+      F v = standardize.r * fnma(p.xhat, mean_g_xhat, g);
       if (job.accumulate) v += load_part(dx, n);
       store_part(dx, v, n);
     }

@@ -29,8 +29,8 @@ OBN_INLINE F run_sum(const float* x, size_t n) {
 // What the second pass says about n values, whose mean is nearly `about`.
 OBN_INLINE Moments moments_of(double n, double inverse, float about, float first, float second) {
   const double off = static_cast<double>(first);
-  const double squares = static_cast<double>(second) - off * off * inverse;
-  return {n, static_cast<double>(about) + off * inverse, squares < 0.0 ? 0.0 : squares};
+  const double squares = fnma(off * off, inverse, static_cast<double>(second));
+  return {n, fma(off, inverse, static_cast<double>(about)), squares < 0.0 ? 0.0 : squares};
 }
 
 // One number out of all lanes, neighbours first: the sum that sum_each gives.
@@ -53,7 +53,7 @@ struct Gathered {
   [[gnu::always_inline]] void add(size_t j, F v) {
     const F d = v - about;
     first[j] += d;
-    second[j] += d * d;
+    second[j] = fma(d, d, second[j]);
   }
   [[gnu::always_inline]] void wide(size_t i, size_t ahead) {
 #pragma GCC unroll 4

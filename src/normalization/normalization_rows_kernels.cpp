@@ -121,11 +121,11 @@ struct RowSums {
 #pragma GCC unroll 2
     for (size_t r = 0; r < together; ++r) {
       const Point p = points[r].at(i, n);
-      const F dz = held(p.dz), g = held(scale.times(dz));
+      const F dz = held(p.dz), g = scale.times(dz);
       first[r][j] += g;
-      second[r][j] = fused(g, p.xhat, second[r][j]);
+      second[r][j] = fma(g, p.xhat, second[r][j]);
       added.beta += dz;
-      added.gamma = fused(dz, p.xhat, added.gamma);
+      added.gamma = fma(dz, p.xhat, added.gamma);
     }
     return added;
   }
@@ -172,7 +172,7 @@ struct RowInput {
   }
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
     const Point p = points.at(i, n);
-    const F v = gamma.at(i, n).times_plus(points.standardize.r, p.dz, fused(p.xhat, slope, shift));
+    const F v = gamma.at(i, n).times_plus(points.standardize.r, p.dz, fma(p.xhat, slope, shift));
     return accumulates ? v + load_part(dx + i, n) : v;
   }
   [[gnu::always_inline]] void part(size_t i, size_t n) const { put<streams>(dx + i, at(i, n), n); }

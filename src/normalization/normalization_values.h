@@ -4,7 +4,6 @@
 #pragma once
 
 #include "normalization/normalization.h"
-#include "simd/fused.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::normalization {
@@ -86,14 +85,14 @@ OBN_INLINE size_t head_of(const float* p) {
 // γ and β of a run: the same for all its values, along it, or 1 and 0.
 struct Same {
   F gamma, beta;
-  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return gamma * xhat + beta; }
+  [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return fma(gamma, xhat, beta); }
   [[gnu::always_inline]] F times(F v) const { return gamma * v; }
-  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fused(gamma, a * b, c); }  // γ·a·b + c
+  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fma(gamma, a * b, c); }  // γ·a·b + c
 };
 struct Each {
   const float *gamma, *beta;
   [[gnu::always_inline]] F apply(F xhat, size_t i, size_t n) const {
-    return load_part(gamma + i, n) * xhat + load_part(beta + i, n);
+    return fma(load_part(gamma + i, n), xhat, load_part(beta + i, n));
   }
   // γ of some values, in a register.
   [[gnu::always_inline]] Same at(size_t i, size_t n) const { return {held(load_part(gamma + i, n)), F{}}; }
@@ -102,7 +101,7 @@ struct Plain {
   [[gnu::always_inline]] F apply(F xhat, size_t, size_t) const { return xhat; }
   [[gnu::always_inline]] Plain at(size_t, size_t) const { return {}; }
   [[gnu::always_inline]] F times(F v) const { return v; }
-  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fused(a, b, c); }
+  [[gnu::always_inline]] F times_plus(F a, F b, F c) const { return fma(a, b, c); }
 };
 
 // x̂ of a value; forward and backward share it, so that both see the same bits.
@@ -113,7 +112,7 @@ struct Standardize {
   [[gnu::always_inline]] explicit Standardize(const Standard& s)
       : mean(splat(s.mean)), r(splat(s.r)), rest(splat(s.rest)) {}
   [[gnu::always_inline]] Standardize(F mean, F r, F rest) : mean(mean), r(r), rest(rest) {}
-  [[gnu::always_inline]] F operator()(F x) const { return (x - mean) * r + rest; }
+  [[gnu::always_inline]] F operator()(F x) const { return fma(x - mean, r, rest); }
 };
 
 // y, and the copy of x, of a run.

@@ -1,7 +1,7 @@
 // The loops, once per target; letters as in optimizer.h. A rule is a struct: how many accumulators it has, and what it
 // makes of one vector of each.
 #include "optimizer/optimizer.h"
-#include "simd/fused.h"
+#include "simd/vec.h"
 
 namespace obn::OBN_TARGET::optimizer {
 
@@ -16,16 +16,13 @@ extern const obn::optimizer::Kernels kernels;
 
 namespace {
 
-// A value must not depend on whether it lies in a whole vector or at an end of the array: sums of products say which one
-// is fused, and what the compiler could fuse by itself is held.
-
 // a·x + b·y
-OBN_INLINE F blend(float a, F x, float b, F y) { return fused(splat(a), x, splat(b) * y); }
+OBN_INLINE F blend(float a, F x, float b, F y) { return fma(a, x, splat(b) * y); }
 
 // g = scale·clamp(g) + penalty(w)
 OBN_INLINE F penalized(const Numbers& c, F w, F g) {
-  g = held(max(splat(c.low), min(splat(c.high), g)) * splat(c.scale));
-  if (c.penalty == Penalty::l2) return fused(splat(c.penalty_scale), w, g);
+  g = max(splat(c.low), min(splat(c.high), g)) * splat(c.scale);
+  if (c.penalty == Penalty::l2) return fma(c.penalty_scale, w, g);
   if (c.penalty == Penalty::l1) {
     const F step = splat(c.penalty_scale);
     return w > 0.0f ? g + step : (w < 0.0f ? g - step : g);
@@ -35,7 +32,7 @@ OBN_INLINE F penalized(const Numbers& c, F w, F g) {
 
 struct Sgd {
   static constexpr size_t kRoles = 0;
-  OBN_INLINE F step(const Numbers& c, F w, F g, F*) { return fused(splat(-c.rate), g, w); }
+  OBN_INLINE F step(const Numbers& c, F w, F g, F*) { return fma(-c.rate, g, w); }
 };
 
 template <bool nesterov>
@@ -45,7 +42,7 @@ struct Momentum0 {
     const F before = a[0];
     a[0] = blend(c.momentum, before, -c.rate, g);
     w = w + a[0];
-    return nesterov ? fused(splat(c.momentum), a[0] - before, w) : w;
+    return nesterov ? fma(c.momentum, a[0] - before, w) : w;
   }
 };
 
@@ -54,8 +51,8 @@ struct Momentum1 {
   static constexpr size_t kRoles = 1;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
     const F m = splat(c.momentum);
-    a[0] = fused(m, a[0], g);
-    return fused(splat(-c.rate), nesterov ? fused(m, a[0], g) : a[0], w);
+    a[0] = fma(m, a[0], g);
+    return fma(-c.rate, nesterov ? fma(m, a[0], g) : a[0], w);
   }
 };
 
@@ -75,7 +72,7 @@ struct Adam {
     a[1] = blend(c.beta2, a[1], c.rest2, g * g);
     F square = a[1];
     if constexpr (amsgrad) square = a[2] = max(a[2], a[1]);
-    return fused(splat(c.keep), w, splat(-c.rate) * a[0] / (sqrt(square) + splat(c.epsilon)));
+    return fma(c.keep, w, splat(-c.rate) * a[0] / (sqrt(square) + splat(c.epsilon)));
   }
 };
 
@@ -87,12 +84,12 @@ struct RmsProp {
     F square = a[0];
     if constexpr (centered) {
       a[1] = blend(c.beta2, a[1], c.rest2, g);
-      square = max(F{}, fused(-a[1], a[1], square));
+      square = max(F{}, fnma(a[1], a[1], square));
     }
     const F change = splat(-c.rate) * g / (sqrt(square) + splat(c.epsilon));
     if constexpr (momentum) {
       F& last = a[kRoles - 1];
-      last = fused(splat(c.momentum), last, change);
+      last = fma(c.momentum, last, change);
       return w + last;
     }
     return w + change;

@@ -507,7 +507,8 @@ void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_
 template <bool kSquares, bool kThird, class Where>
 OBN_INLINE F sum_of_row(const float* row, size_t q, size_t w, Where where) {
   const Columns c = columns_at<kThird>(row, q, w, F{}, where);
-  return kSquares ? c.even * c.even + c.odd * c.odd + c.before * c.before : c.even + c.odd + c.before;
+  if (kSquares) return fma(c.before, c.before, fma(c.even, c.even, c.odd * c.odd));
+  return c.even + c.odd + c.before;
 }
 
 template <bool kSquares, bool kThird, Fill kFill>

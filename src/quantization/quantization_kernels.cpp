@@ -55,10 +55,10 @@ template <class To>
 
 [[gnu::noinline]] void quantize(double* v, const double* scale, const double* bias, bool factors_move, size_t n) {
   if (factors_move) {
-    for (size_t i = 0; i < n; ++i) v[i] = scale[i] * v[i] + bias[i];
+    for (size_t i = 0; i < n; ++i) v[i] = fma(scale[i], v[i], bias[i]);
   } else {
     const double s = *scale, b = *bias;
-    for (size_t i = 0; i < n; ++i) v[i] = s * v[i] + b;
+    for (size_t i = 0; i < n; ++i) v[i] = fma(s, v[i], b);
   }
 }
 

@@ -1,8 +1,7 @@
-// The loops, once per target; letters as in random.h. This file is compiled without contraction of products and sums,
-// so that every target rounds alike; where a fused step is wanted it is spelled out.
+// The loops, once per target; letters as in random.h. Random numbers have the same bits on every target: products and
+// sums are rounded apart, where others write fma (simd/vec.h), and the one fused step here is fused everywhere.
 #include "random/random.h"
 #include "simd/convert.h"
-#include "simd/math.h"
 
 namespace obn::OBN_TARGET::random {
 
@@ -16,9 +15,28 @@ void uniform(const uint32_t* v, float low, float width, float factor, float* y, 
 
 // ---- normal: radius √(-2·ln u), angle 2π·t; u and t from one value each ----
 
+// c[0] + c[1]·x + c[2]·x² + …
+template <size_t n>
+OBN_INLINE F plain_polynomial(F x, const float (&c)[n]) {
+  F sum = splat(c[n - 1]);
+  for (size_t k = n - 1; k-- > 0;) sum = sum * x + splat(c[k]);
+  return sum;
+}
+
+// log x for normal x > 0, as in simd/math.h: x = 2^e·m, sqrt(1/2) <= m < sqrt(2), log m = 2·atanh s.
+OBN_INLINE F plain_log(F x) {
+  U from_half = reinterpret_cast<U>(x) - 0x3f3504f3;
+  F e = to_float(reinterpret_cast<I>(from_half) >> 23);
+  F m = reinterpret_cast<F>((from_half & 0x7fffff) + 0x3f3504f3);
+  F s = (m - 1.0f) / (m + 1.0f), z = s * s;
+  F tail = plain_polynomial(z, {6.66666746e-1f, 3.99988771e-1f, 2.86168844e-1f, 2.14276582e-1f, 2.43009329e-1f});
+  F log_m = s * z * tail + 2.0f * s;
+  return e * splat(0.693359375f) + (log_m - e * splat(2.12194440e-4f));
+}
+
 OBN_INLINE F radius_of(U v) {
   const F u = __builtin_convertvector(v, F) * 0x1p-32f + 0x1p-33f;  // above 0, at most 1
-  return sqrt(log(u) * -2.0f);
+  return sqrt(plain_log(u) * -2.0f);
 }
 
 // The angle as a quarter turn, 0 to 3, and a rest of at most an eighth turn either way, both exact.
@@ -26,8 +44,8 @@ OBN_INLINE void turn(U v, F* cosine, F* sine) {
   const U quarter = (v + 0x20000000u) >> 30;
   const F x = to_float(reinterpret_cast<I>(v - (quarter << 30))) * 1.46291808e-9f;  // 2π / 2^32
   const F z = x * x;
-  const F s = x + x * z * polynomial(z, {-1.66666552e-1f, 8.332178e-3f, -1.95172979e-4f});
-  const F c = 1.0f - z * 0.5f + z * z * polynomial(z, {4.16666456e-2f, -1.38873677e-3f, 2.44384501e-5f});
+  const F s = x + x * z * plain_polynomial(z, {-1.66666552e-1f, 8.332178e-3f, -1.95172979e-4f});
+  const F c = 1.0f - z * 0.5f + z * z * plain_polynomial(z, {4.16666456e-2f, -1.38873677e-3f, 2.44384501e-5f});
   const I odd = -reinterpret_cast<I>(quarter & 1u);
   const U half = (quarter & 2u) << 30, past = ((quarter + 1u) & 2u) << 30;  // sign bits
   *cosine = from_bits(bits(odd ? s : c) ^ reinterpret_cast<I>(past));

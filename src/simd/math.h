@@ -13,7 +13,7 @@ namespace obn::OBN_TARGET {
 template <size_t n>
 OBN_INLINE F polynomial(F x, const float (&c)[n]) {
   F sum = splat(c[n - 1]);
-  for (size_t k = n - 1; k-- > 0;) sum = sum * x + splat(c[k]);
+  for (size_t k = n - 1; k-- > 0;) sum = fma(sum, x, splat(c[k]));
   return sum;
 }
 
@@ -25,10 +25,10 @@ struct Reduced {
 };
 OBN_INLINE Reduced reduce(F x) {
   const F magic = splat(12582912.0f);
-  F shifted = x * splat(1.44269504f) + magic;
+  F shifted = fma(x, splat(1.44269504f), magic);
   F n = shifted - magic;
-  F r = x - n * splat(0.693359375f);  // the upper bits of ln 2: n times them is exact
-  return {shifted, n, r + n * splat(2.12194440e-4f)};
+  F r = fnma(n, splat(0.693359375f), x);  // the upper bits of ln 2: n times them is exact
+  return {shifted, n, fma(n, splat(2.12194440e-4f), r)};
 }
 // (e^r - 1 - r) / r²
 OBN_INLINE F exp_series(F r) {
@@ -57,7 +57,7 @@ OBN_INLINE F exp_of_moderate(F x) {
   x = min(splat(89.0f), max(splat(-104.0f), x));  // what scale_far can reach
 #endif
   Reduced d = reduce(x);
-  return scale_far(d.r * d.r * exp_series(d.r) + (d.r + 1.0f), d.shifted);
+  return scale_far(fma(d.r * d.r, exp_series(d.r), d.r + 1.0f), d.shifted);
 }
 
 // e^x for x <= 0 and for every x.
@@ -70,8 +70,8 @@ OBN_INLINE F exp_in_sum(F x) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   const F magic = splat(12582912.0f);
   x = max(splat(-104.0f), x);
-  F shifted = x * splat(1.44269504f) + magic;
-  F r = x - (shifted - magic) * splat(0.693147182f);  // the product is not rounded
+  F shifted = fma(x, splat(1.44269504f), magic);
+  F r = fnma(shifted - magic, splat(0.693147182f), x);  // the product is not rounded
   F v = polynomial(r, {1.0f, 9.99999702e-1f, 4.99991477e-1f, 1.66676387e-1f, 4.18981612e-2f, 8.29027221e-3f});
   return scale_far(v, shifted);
 #else
@@ -82,16 +82,16 @@ OBN_INLINE F exp_in_sum(F x) {
 // e^x - 1 = 2^n·(e^r - 1) + (2^n - 1), exact to the last bits near 0. Halves, because 2^128 is no float.
 OBN_INLINE F expm1(F x) {
   Reduced d = reduce(min(splat(89.0f), max(splat(-20.0f), x)));
-  F p = d.r * d.r * exp_series(d.r) + d.r;
+  F p = fma(d.r * d.r, exp_series(d.r), d.r);
   F half = scale(splat(0.5f), d.shifted);
-  return 2.0f * (half * p + (half - 0.5f));
+  return 2.0f * fma(half, p, half - 0.5f);
 }
 
 // 2·atanh(s) for |s| <= 1/3
 OBN_INLINE F twice_atanh(F s) {
   F z = s * s;
   F tail = polynomial(z, {6.66666746e-1f, 3.99988771e-1f, 2.86168844e-1f, 2.14276582e-1f, 2.43009329e-1f});
-  return s * z * tail + 2.0f * s;
+  return fma(s * z, tail, 2.0f * s);
 }
 
 // log x for normal x > 0; infinity and NaN give themselves. x = 2^e·m, sqrt(1/2) <= m < sqrt(2).
@@ -101,7 +101,7 @@ OBN_INLINE F log(F x) {
   F m = reinterpret_cast<F>((from_half & 0x7fffff) + 0x3f3504f3);
   F s = (m - 1.0f) / (m + 1.0f);
   F exponent = to_float(e);
-  F value = exponent * splat(0.693359375f) + (twice_atanh(s) - exponent * splat(2.12194440e-4f));
+  F value = fma(exponent, splat(0.693359375f), fnma(exponent, splat(2.12194440e-4f), twice_atanh(s)));
   return x <= splat(3.40282347e38f) ? value : x;
 }
 
@@ -139,7 +139,7 @@ OBN_INLINE F softplus(F x) {
 
 // erf x = x·P(x²), P in w = x²·2/15.1 - 1; exactly ±1 from 3.85 on, where the next float below 1 is too small.
 OBN_INLINE F erf(F x) {
-  F w = x * x * splat(2.0f / 15.1f) - 1.0f;
+  F w = fms(x * x, splat(2.0f / 15.1f), splat(1.0f));
   F p = polynomial(w, {3.63900155e-1f,  -1.81653276e-1f, 1.35120407e-1f,  -1.09778889e-1f, 9.07129571e-2f,
                        -7.36274794e-2f, 5.75500727e-2f,  -4.23754789e-2f, 2.87309643e-2f,  -1.90417487e-2f,
                        1.31506072e-2f,  -7.02966983e-3f, 1.89007144e-3f,  -1.29588670e-3f, 1.80558534e-3f,

@@ -69,7 +69,7 @@ struct WordsOfB {
 // gemm_pairs_kernels.cpp has others.
 struct FusedStep : WordsOfB {
   OBN_INLINE F spread(const float* a) { return splat(*a); }
-  OBN_INLINE F add(F sum, F x, F w) { return sum + x * w; }
+  OBN_INLINE F add(F sum, F x, F w) { return fma(x, w, sum); }
 };
 
 // A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.

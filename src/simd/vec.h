@@ -4,7 +4,7 @@
 // linked into another.
 //
 //   F        kLanes floats          I        kLanes int32; also a mask: every lane 0 or -1
-//   a + b, a * b + c (fused), a < b (gives I), mask ? a : b   are the compiler's.
+//   a + b, a * b, a < b (gives I), mask ? a : b   are the compiler's.
 #pragma once
 
 #include <cstddef>
@@ -43,6 +43,60 @@ OBN_INLINE F splat(float v) { return v - F{}; }  // not F{} + v: that is no copy
 OBN_INLINE I splat(int32_t v) { return I{} + v; }
 OBN_INLINE I bits(F v) { return reinterpret_cast<I>(v); }
 OBN_INLINE F from_bits(I v) { return reinterpret_cast<F>(v); }
+
+// a·b + c, a·b - c and c - a·b, rounded once where the target can: the compiler itself fuses nothing (CMakeLists.txt),
+// so what is fused is what says so here, in every copy of a piece of code and with every compiler. Without such an
+// instruction they are a product and a sum.
+OBN_INLINE F fma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(
+      _mm512_fmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<F>(
+      _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+  return reinterpret_cast<F>(
+      vfmaq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
+#else
+  return a * b + c;
+#endif
+}
+OBN_INLINE F fms(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(
+      _mm512_fmsub_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<F>(
+      _mm256_fmsub_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  return fma(a, b, -c);
+#endif
+}
+OBN_INLINE F fnma(F a, F b, F c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<F>(
+      _mm512_fnmadd_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<F>(
+      _mm256_fnmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+  return reinterpret_cast<F>(
+      vfmsq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b)));
+#else
+  return c - a * b;
+#endif
+}
+OBN_INLINE F fma(float a, F b, F c) { return fma(splat(a), b, c); }
+OBN_INLINE F fnma(float a, F b, F c) { return fnma(splat(a), b, c); }
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+OBN_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+OBN_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
+OBN_INLINE float fma(float a, float b, float c) { return a * b + c; }
+OBN_INLINE double fma(double a, double b, double c) { return a * b + c; }
+#endif
+OBN_INLINE float fnma(float a, float b, float c) { return fma(-a, b, c); }
+OBN_INLINE double fnma(double a, double b, double c) { return fma(-a, b, c); }
 
 // 0, 1, 2, …
 OBN_INLINE I iota() {

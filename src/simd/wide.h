@@ -9,13 +9,71 @@ namespace obn::OBN_TARGET {
 typedef double D __attribute__((vector_size(8 * kLanes)));
 typedef uint64_t UD __attribute__((vector_size(8 * kLanes)));
 
+// One register of doubles.
+constexpr size_t kWideLanes = kLanes / 2;
+typedef double W __attribute__((vector_size(8 * kWideLanes)));
+
 OBN_INLINE D widen(F v) { return __builtin_convertvector(v, D); }
 OBN_INLINE F narrow(D v) { return __builtin_convertvector(v, F); }
+OBN_INLINE D wide_splat(double v) { return v - D{}; }
+
+// As those of F (see vec.h).
+OBN_INLINE W fma(W a, W b, W c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<W>(
+      _mm512_fmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<W>(
+      _mm256_fmadd_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b), reinterpret_cast<__m256d>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+  return reinterpret_cast<W>(
+      vfmaq_f64(reinterpret_cast<float64x2_t>(c), reinterpret_cast<float64x2_t>(a), reinterpret_cast<float64x2_t>(b)));
+#else
+  return a * b + c;
+#endif
+}
+OBN_INLINE W fnma(W a, W b, W c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<W>(
+      _mm512_fnmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<W>(
+      _mm256_fnmadd_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b), reinterpret_cast<__m256d>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+  return reinterpret_cast<W>(
+      vfmsq_f64(reinterpret_cast<float64x2_t>(c), reinterpret_cast<float64x2_t>(a), reinterpret_cast<float64x2_t>(b)));
+#else
+  return c - a * b;
+#endif
+}
+
+// The registers of a D.
+struct Halves {
+  W low, high;
+};
+OBN_INLINE Halves halves(D v) {
+  Halves h;
+  std::memcpy(&h, &v, sizeof v);
+  return h;
+}
+OBN_INLINE D whole(Halves h) {
+  D v;
+  std::memcpy(&v, &h, sizeof v);
+  return v;
+}
+OBN_INLINE D fma(D a, D b, D c) {
+  const Halves x = halves(a), y = halves(b), z = halves(c);
+  return whole({fma(x.low, y.low, z.low), fma(x.high, y.high, z.high)});
+}
+OBN_INLINE D fnma(D a, D b, D c) {
+  const Halves x = halves(a), y = halves(b), z = halves(c);
+  return whole({fnma(x.low, y.low, z.low), fnma(x.high, y.high, z.high)});
+}
 
 template <size_t n>
 OBN_INLINE D wide_polynomial(D x, const double (&c)[n]) {
-  D sum = c[n - 1] - D{};
-  for (size_t k = n - 1; k-- > 0;) sum = sum * x + c[k];
+  D sum = wide_splat(c[n - 1]);
+  for (size_t k = n - 1; k-- > 0;) sum = fma(sum, x, wide_splat(c[k]));
   return sum;
 }
 
@@ -54,15 +112,15 @@ OBN_INLINE WideLog wide_split_log(D x) {
   D m = reinterpret_cast<D>((u & 0xfffffffffffff) + kHalfRoot);
   D s = (m - 1.0) / (m + 1.0), z = s * s;  // log m = 2·atanh s
   D series = wide_polynomial(z, {1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13});
-  return {e, 2.0 * s + 2.0 * s * z * series};
+  return {e, fma(2.0 * s * z, series, 2.0 * s)};
 }
 OBN_INLINE D wide_log(D x) {
   WideLog l = wide_split_log(x);
-  return l.e * 0.6931471805599453 + l.log_m;
+  return fma(l.e, wide_splat(0.6931471805599453), l.log_m);
 }
 OBN_INLINE D wide_log2(D x) {
   WideLog l = wide_split_log(x);
-  return l.e + l.log_m * 1.4426950408889634;
+  return fma(l.log_m, wide_splat(1.4426950408889634), l.e);
 }
 
 // 2^x for |x| <= 1000, relative error 1e-11.
