@@ -1,7 +1,10 @@
 #include "base/filter.h"
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <mutex>
+#include <new>
 
 #include "base/status.h"
 #include "openbnns/openbnns.h"

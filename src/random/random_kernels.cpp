@@ -1,5 +1,9 @@
 // The loops, once per target; letters as in random.h. This file is compiled without contraction of products and sums,
 // so that every target rounds alike; where a fused step is wanted it is spelled out.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "random/random.h"
 #include "simd/convert.h"
 #include "simd/math.h"
