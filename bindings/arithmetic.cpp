@@ -1,6 +1,8 @@
 // Calls of openbnns/arithmetic.py.
 #include "arithmetic.h"
 
+#include <cstddef>
+
 namespace obn::door {
 
 const char* input_name(unsigned flags, int k) {

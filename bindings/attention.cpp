@@ -1,4 +1,6 @@
 // Calls of openbnns/attention.py.
+#include <cstddef>
+
 #include "array.h"
 
 namespace obn::door {

@@ -1,4 +1,5 @@
 // Calls of openbnns/clip.py. Arrays are whole ones, without a batch axis; bit k of axis_flags is NumPy's axis k.
+#include <cstddef>
 #include <memory>
 #include <new>
 

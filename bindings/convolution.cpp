@@ -1,4 +1,6 @@
 // Makes the filters of openbnns/convolution.py; weighted.cpp calls them.
+#include <cstddef>
+
 #include "weighted.h"
 
 namespace obn::door {

@@ -1,5 +1,6 @@
 // Calls of openbnns/fused.py. The two or three layers come as the descriptions of their own families.
 #include <array>
+#include <cstddef>
 
 #include "arithmetic.h"
 #include "normalization.h"

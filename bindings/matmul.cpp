@@ -1,6 +1,7 @@
 // Calls of openbnns/matmul.py. Operands are described so that NumPy's axes are the C interface's indices in order;
 // only a Gram matrix takes images as they are.
 #include <algorithm>
+#include <cstddef>
 
 #include "array.h"
 

@@ -1,6 +1,8 @@
 // Calls of openbnns/normalization.py.
 #include "normalization.h"
 
+#include <cstddef>
+
 namespace obn::door {
 namespace {
 

@@ -1,6 +1,8 @@
 // Calls of openbnns/pooling.py.
 #include "pooling.h"
 
+#include <cstddef>
+
 namespace obn::door {
 
 bool parse_pooling(FilterObject* filter, PyObject* tuple, BNNSLayerParametersPooling* layer) {

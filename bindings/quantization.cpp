@@ -1,6 +1,8 @@
 // Calls of openbnns/quantization.py.
 #include "quantization.h"
 
+#include <cstddef>
+
 namespace obn::door {
 
 // function, axis mask, the operands of scale and bias, then scale and bias, each an array or None

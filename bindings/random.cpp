@@ -1,4 +1,6 @@
 // Calls of openbnns/random.py. Arrays are whole ones, without a batch axis.
+#include <cstddef>
+
 #include "array.h"
 
 namespace obn::door {

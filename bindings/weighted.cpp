@@ -2,6 +2,7 @@
 #include "weighted.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace obn::door {
 

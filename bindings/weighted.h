@@ -2,6 +2,8 @@
 // in their descriptions, not in how they are called.
 #pragma once
 
+#include <cstddef>
+
 #include "array.h"
 
 namespace obn::door {

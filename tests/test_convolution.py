@@ -854,6 +854,12 @@ def test_winograd_setting_of_a_filter_refuses_others(ones):
     assert c.obn_filter_set_winograd(ones, 2) == -1
     assert c.obn_filter_set_winograd(None, 1) == -1
     assert c.obn_set_winograd(7) == -1
+    sums = openbnns.BinaryArithmeticLayer("add", input_a=(4,), input_b=(4,))
+    assert c.obn_filter_set_winograd(sums.handle, 1) == -1
+    assert c.last_error().endswith("got an arithmetic filter")
+    pool = openbnns.PoolingLayer("max", input=(1, 4, 4), kernel_size=2)
+    assert c.obn_filter_set_winograd(pool.handle, 1) == -1
+    assert c.last_error().endswith("got a pooling filter")
 
 
 def test_dtype_of_gradients_is_that_of_the_arrays():

@@ -474,10 +474,11 @@ def test_legacy_layer_refuses():
         assert c.last_error()
 
 
-def test_c_sparse_into_given_memory():
-    """COO pairs are column, row; the packed weights go where the caller says."""
+@pytest.mark.parametrize("first", range(3))
+def test_c_sparse_into_given_memory(first):
+    """COO pairs are column, row; the packed weights go where the caller says: any float will do."""
     pairs = np.uint32([[2, 0], [0, 1]])
-    out = np.zeros(64, np.float32)
+    out = np.zeros(64 + first, np.float32)[first:]
     packed = c.BNNSNDArrayDescriptor(
         layout=c.BNNSDataLayoutFullyConnectedSparse, size=[8, 8], data=out,
         data_type=c.BNNSDataTypeFloat32,

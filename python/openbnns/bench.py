@@ -208,7 +208,11 @@ def _jax(name: str) -> _Contender | None:
     numpy: Any = importlib.import_module("jax.numpy")
     lax = jax.lax
     network, x, y = _made(name)
-    parts = [(stage.name, stage.block) for stage in network._each()]
+    parts: list[tuple[str, Block]] = []
+    for stage in network._each():
+        parts.append((stage.name, stage.block))
+        if isinstance(stage.block, Convolution) and stage.block._pool is not None:
+            parts.append(("", stage.block._pool))  # which our convolution does in its own pass
     batch = x.transpose(0, 2, 3, 1) if x.ndim == 4 else x
     labels = np.eye(_CLASSES, dtype=np.float32)[y]
 

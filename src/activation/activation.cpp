@@ -2,6 +2,7 @@
 #include "activation/activation.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
 

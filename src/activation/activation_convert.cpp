@@ -1,5 +1,7 @@
 // Conversion between data types, and the functions of integers. Letters as in activation.h.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "activation/activation_filter.h"
 #include "activation/activation_walk.h"

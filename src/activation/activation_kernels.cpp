@@ -1,5 +1,8 @@
 // The loops, once per target. A function is a struct of a forward vector expression with its slopes below it; the row
 // loops are written once and take any of them. Letters as in activation.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "activation/activation.h"
 #include "simd/convert.h"
 #include "simd/math.h"

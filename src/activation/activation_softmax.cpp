@@ -2,6 +2,8 @@
 // activation.h.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 #include "activation/activation_filter.h"
 #include "activation/activation_walk.h"

@@ -1,6 +1,8 @@
 // Conversions between all data types: an activation layer that computes the identity.
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 

@@ -2,6 +2,7 @@
 #include "arithmetic/arithmetic.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "arithmetic/arithmetic_blocks.h"
 #include "base/filter.h"

@@ -4,6 +4,8 @@
 // parameter of the batch) is a sum: its values fall into units that are summed independently, each over its terms in
 // their order; where there are few units the terms are split, into parts that depend on shapes only.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "arithmetic/arithmetic.h"

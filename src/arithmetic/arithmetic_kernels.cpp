@@ -3,6 +3,10 @@
 //
 // Relative errors stay below 4e-7 (arithmetic_test.cpp checks that on every target). The common functions are those of
 // simd/math.h, others are computed in double and rounded; libm serves arguments out of the ordinary.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "arithmetic/arithmetic.h"
 #include "simd/convert.h"
 #include "simd/math.h"

@@ -1,5 +1,6 @@
 // The obvious formulas, in double precision (spec arithmetic.md 5). Letters as in arithmetic.h.
 #include <cmath>
+#include <cstddef>
 
 #include "arithmetic/arithmetic.h"
 

@@ -1,7 +1,8 @@
 // Inputs of one value per row or channel: the kernels on every target, and layers against the plain loops. All values
 // are small whole numbers, so that every sum is exact.
 #include <algorithm>
-#include <string>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "arithmetic/arithmetic.h"

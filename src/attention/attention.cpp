@@ -1,6 +1,9 @@
 // Attention, the desk: creation, checks and entry points. Letters as in attention.h.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "activation/activation.h"
@@ -393,8 +396,8 @@ int Attention::check_places(const Job& job, bool is_forward) const {
 int Attention::check_cache(size_t batch, size_t size, const void* cache) const {
   const size_t bytes = cache_bytes(batch);
   if (size < bytes) return fail("cache: expected %zu bytes; got %zu", bytes, size);
-  if (reinterpret_cast<uintptr_t>(cache) % alignof(uint64_t) != 0)
-    return fail("cache: expected an address aligned to 8 bytes; got %p", cache);
+  if (reinterpret_cast<uintptr_t>(cache) % alignof(float) != 0)
+    return fail("cache: expected an address aligned to %zu bytes; got %p", alignof(float), cache);
   return 0;
 }
 

@@ -1,4 +1,8 @@
 // The loops of attention, once per instruction set. Letters as in attention.h; r is a score, p its softmax.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "attention/attention.h"
 #include "simd/convert.h"
 #include "simd/math.h"

@@ -1,6 +1,8 @@
 // Attention, the obvious loops. Every score is computed when it is needed, so there is nothing to keep.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include "attention/attention.h"

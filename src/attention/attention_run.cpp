@@ -1,7 +1,10 @@
 // Attention, the passes: where everything lies, the products of the projections, and who does which head. Letters as in
 // attention.h.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "activation/activation.h"

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "base/memory.h"
@@ -546,8 +548,8 @@ TEST(attention_cache_workspace_and_threads_keep_the_bits) {
       CHECK(layer.apply(is_cached ? &cache_size : nullptr, nullptr, &work_size, nullptr) == 0, "%s", obn_last_error());
       CHECK(layer.y[0] == 7.0f, "a query computed something");
       CHECK(work_size > 0 && (cache_size > 0) == is_cached, "sizes %zu %zu", cache_size, work_size);
-      std::vector<std::byte> cache(cache_size), work(work_size + 8);
-      void* at = is_cached ? cache.data() : nullptr;
+      std::vector<std::byte> cache(cache_size + 4), work(work_size + 8);
+      void* at = is_cached ? cache.data() + 4 : nullptr;  // a float may lie there
       std::byte* odd = work.data() + 3;
       --work_size;
       CHECK(layer.apply(is_cached ? &cache_size : nullptr, at, &work_size, odd) != 0 && failed_with("workspace: "),
@@ -565,6 +567,7 @@ TEST(attention_cache_workspace_and_threads_keep_the_bits) {
       CHECK(layer.apply_backward(cache_size - 1, at) != 0 && failed_with("cache: "), "%s", obn_last_error());
       size_t short_size = cache_size - 1;
       CHECK(layer.apply(&short_size, at) != 0 && failed_with("cache: "), "%s", obn_last_error());
+      CHECK(layer.apply(&cache_size, cache.data() + 2) != 0 && failed_with("cache: "), "%s", obn_last_error());
       std::memset(at, 0, 8);
       CHECK(layer.apply_backward(cache_size, at) != 0 && failed_with("cache: "), "%s", obn_last_error());
     }

@@ -1,4 +1,5 @@
 #include <pthread.h>
+#include <stdlib.h>
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/syscall.h>
@@ -8,9 +9,10 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+#include <initializer_list>
 #include <string>
 #include <vector>
 

@@ -1,44 +1,55 @@
 #include "base/filter.h"
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <mutex>
+#include <new>
 
 #include "base/status.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
+namespace {
+
+const char* article(const char* word) { return std::strchr("aeiou", word[0]) ? "an" : "a"; }
+
+}  // namespace
 
 int Filter::apply(size_t, const void*, size_t, void*, size_t) {
-  return fail("filter: a %s filter has an apply call of its own; the generic one does not serve it", kind_);
+  return fail("filter: %s %s filter has an apply call of its own; the generic one does not serve it", article(kind_),
+              kind_);
 }
 
 int Filter::apply_backward(const Backward&) {
-  return fail("filter: a %s filter has a backward call of its own; the generic one does not serve it", kind_);
+  return fail("filter: %s %s filter has a backward call of its own; the generic one does not serve it", article(kind_),
+              kind_);
 }
 
 int Filter::apply_two(size_t, const void*, size_t, const void*, size_t, void*, size_t) {
-  return fail("filter: expected a product of two inputs; got a %s filter", kind_);
+  return fail("filter: expected a product of two inputs; got %s %s filter", article(kind_), kind_);
 }
 
 int Filter::apply_two_backward(const BackwardTwo&) {
-  return fail("filter: expected a product of two inputs; got a %s filter", kind_);
+  return fail("filter: expected a product of two inputs; got %s %s filter", article(kind_), kind_);
 }
 
 BNNSNDArrayDescriptor Filter::pointer(BNNSPointerSpecifier) {
-  fail("filter: only activation filters have alpha and beta; got a %s filter", kind_);
+  fail("filter: only activation filters have alpha and beta; got %s %s filter", article(kind_), kind_);
   return BNNSNDArrayDescriptor{};
 }
 
 int Filter::set_winograd(int) {
-  return fail("filter: only convolution filters choose between algorithms; got a %s filter", kind_);
+  return fail("filter: only convolution filters choose between algorithms; got %s %s filter", article(kind_), kind_);
 }
 
 int Filter::set_precision(int) {
-  return fail("filter: only filters made of matrix products have a precision; got a %s filter", kind_);
+  return fail("filter: only filters made of matrix products have a precision; got %s %s filter", article(kind_), kind_);
 }
 
 int Filter::set_borrow_input(int) {
-  return fail("filter: only normalization filters borrow their input; got a %s filter", kind_);
+  return fail("filter: only normalization filters borrow their input; got %s %s filter", article(kind_), kind_);
 }
 
 size_t Filter::work_bytes(size_t) const { return 0; }
@@ -155,7 +166,8 @@ void* drop_handle(HandleKind kind, const void* handle) {
 Filter* find_filter(BNNSFilter handle, const char* kind) {
   Filter* filter = static_cast<Filter*>(find_handle(HandleKind::filter, handle));
   if (filter && kind && filter->kind() != kind) {
-    fail("filter: expected a %s filter; got a %s filter", kind, filter->kind());
+    const char* other = filter->kind();
+    fail("filter: expected %s %s filter; got %s %s filter", article(kind), kind, article(other), other);
     return nullptr;
   }
   return filter;

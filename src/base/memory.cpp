@@ -1,5 +1,8 @@
 #include "base/memory.h"
 
+#include <stdlib.h>
+
+#include <cstddef>
 #include <cstdlib>
 
 #if defined(__linux__)

@@ -1,6 +1,8 @@
 // The C++ tests: a function per case, registered by name, and one check that says where and what.
 #pragma once
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -2,6 +2,7 @@
 // it fails and leaves the sentence "not implemented". A function that gets built moves out of here, and its name from
 // the first list below to the second.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <string_view>

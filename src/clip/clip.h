@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "base/cpu.h"
 #include "openbnns/bnns/base.h"

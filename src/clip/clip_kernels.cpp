@@ -1,4 +1,7 @@
 // The loops, once per target; letters as in clip.h.
+#include <cstddef>
+#include <cstring>
+
 #include "clip/clip.h"
 #include "simd/convert.h"
 #include "simd/wide.h"

@@ -1,5 +1,6 @@
 // The obvious formulas (spec gather_scatter_topk_copy_misc.md, section 10).
 #include <cmath>
+#include <cstddef>
 
 #include "clip/clip.h"
 

@@ -10,6 +10,9 @@
 // The copies are made for some samples at a time (a chunk): together they take no more than the larger of input and
 // output of the batch, and no more than kChunkBytes, but always one sample. Besides, each thread has its scratch.
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 

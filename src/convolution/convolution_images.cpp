@@ -1,5 +1,7 @@
 // Images of any type and stride, to and from float32; what happens to the output gradient before the products.
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
 
 #include "base/pool.h"
 #include "base/status.h"

@@ -3,6 +3,8 @@
 // over the n taps inside the image; padding is the real number 0.
 // The four sums are integers and exact.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 #include "convolution/convolution_filter.h"

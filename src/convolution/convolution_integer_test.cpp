@@ -1,6 +1,7 @@
 // Convolution of integers and of tables: against the definition on real numbers.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <vector>
 

@@ -1,6 +1,8 @@
 // Rows of images on their way to float32 and back. Compiled once per target.
 #include "convolution/convolution_kernels.h"
 
+#include <cstddef>
+
 #include "simd/convert.h"
 
 namespace obn::OBN_TARGET::convolution {

@@ -1,8 +1,12 @@
 // Convolution, the promises of the C interface: the same bits in any way of working, memory, refusals; and the first
 // interface.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 
 #include "base/memory.h"
 #include "convolution/convolution_test.h"

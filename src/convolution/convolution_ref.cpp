@@ -1,5 +1,8 @@
 // The formulas as they stand, summed in float64: what every other algorithm is compared with, and what runs where none
 // of them fits.
+#include <cstddef>
+#include <cstdint>
+
 #include "base/pool.h"
 #include "convolution/convolution.h"
 

@@ -1,6 +1,7 @@
 // Convolution: the C interface against the recorded vectors and the definition.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "convolution/convolution_test.h"

@@ -1,5 +1,7 @@
 // Weights in any layout and type, to and from (O, C/G, kh, kw) of float32.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 #include "base/status.h"

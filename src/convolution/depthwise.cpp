@@ -2,6 +2,8 @@
 #include "convolution/depthwise.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/memory.h"
 #include "base/pool.h"

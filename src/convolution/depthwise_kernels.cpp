@@ -1,5 +1,8 @@
 // Depthwise convolution, the bench: compiled once per target. Assumes a checked call and a plan that fits. Letters and
 // the stage as in depthwise.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/depthwise.h"
 
 #include "convolution/rows.h"

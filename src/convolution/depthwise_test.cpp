@@ -1,4 +1,7 @@
 // Depthwise convolution: every target against the reference loops.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/depthwise.h"
 
 #include "convolution/algorithm_test.h"

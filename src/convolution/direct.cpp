@@ -3,7 +3,8 @@
 #include "convolution/direct.h"
 
 #include <algorithm>
-#include <numeric>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 

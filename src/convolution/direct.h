@@ -17,6 +17,9 @@
 // The weight gradient sums over the pixels of the same frame.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/convolution.h"
 
 namespace obn::convolution::direct {

@@ -1,6 +1,8 @@
 // What the kernel files of direct convolution share. Letters and frames as in direct.h and direct_kernels.cpp.
 #pragma once
 
+#include <cstddef>
+
 #include "convolution/direct.h"
 
 #include "simd/tile.h"

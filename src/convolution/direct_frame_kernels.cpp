@@ -1,4 +1,7 @@
 // Direct convolution, the copies of blocks of the input that products read: compiled once per target.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/direct_frame.h"
 
 namespace obn::OBN_TARGET::convolution::direct {

@@ -3,6 +3,8 @@
 //
 // Letters: m output channel, c input channel, k = (c, tap), all within a group; a frame is the copy of a block of the
 // input described in direct.h.
+#include <cstddef>
+
 #include "convolution/direct_frame.h"
 
 namespace obn::OBN_TARGET::convolution::direct {

@@ -1,4 +1,6 @@
 // Direct convolution, the loops of the weight gradient: compiled once per target.
+#include <cstddef>
+
 #include "convolution/direct_frame.h"
 
 namespace obn::OBN_TARGET::convolution::direct {

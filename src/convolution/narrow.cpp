@@ -2,6 +2,8 @@
 #include "convolution/narrow.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 #include "convolution/segments.h"

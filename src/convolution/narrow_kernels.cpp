@@ -1,5 +1,8 @@
 // Convolution of few input channels, the bench: compiled once per target. Assumes a checked call and a plan that fits.
 // Letters, the stage and g as in narrow.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/narrow_stage.h"
 
 namespace obn::OBN_TARGET::convolution::narrow {

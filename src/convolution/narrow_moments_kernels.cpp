@@ -1,6 +1,8 @@
 // Convolution of few input channels with a batch norm behind it, the bench: sums of the taps and of their products.
 // Letters and the stage as in narrow.h. float64 throughout: what the normalization makes of these numbers may cancel to
 // a small part of them.
+#include <cstddef>
+
 #include "convolution/narrow_stage.h"
 #include "simd/wide.h"
 

@@ -1,6 +1,8 @@
 // What the kernel files of narrow convolution share. Letters and the stage as in narrow.h.
 #pragma once
 
+#include <cstddef>
+
 #include "convolution/narrow.h"
 #include "convolution/rows.h"
 

@@ -1,4 +1,11 @@
 // Convolution of few input channels: every target against the reference loops.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
 #include "convolution/narrow.h"
 
 #include "convolution/algorithm_test.h"

@@ -2,6 +2,8 @@
 // kernel files only.
 #pragma once
 
+#include <cstddef>
+
 #include "convolution/residues.h"
 #include "simd/vec.h"
 

@@ -9,6 +9,8 @@
 #include "convolution/winograd.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 #include "convolution/winograd_cut.h"

@@ -2,6 +2,9 @@
 //
 // Planes are turned to channels-last on the way in, kLanes channels at a time and a few rows ahead of the tiles that
 // read them, and back on the way out; in between everything is whole vectors.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/winograd.h"
 
 #include "convolution/winograd_lines.h"

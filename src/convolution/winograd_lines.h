@@ -2,6 +2,9 @@
 // Winograd's ways share. Included by kernel files only.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/winograd_tiles.h"
 #include "simd/tile.h"
 #include "simd/vec.h"

@@ -8,6 +8,8 @@
 #include "convolution/winograd_strided.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/pool.h"
 #include "convolution/winograd_cut.h"

@@ -2,6 +2,9 @@
 //
 // As in winograd_kernels.cpp planes are turned to channels-last on the way in and back on the way out. In such lines a
 // half is every second column, and lines of a half every second row: splitting and joining costs nothing.
+#include <cstddef>
+#include <cstdint>
+
 #include "convolution/winograd_strided.h"
 
 #include "convolution/winograd_lines.h"

@@ -3,6 +3,9 @@
 #include "fully_connected/fully_connected.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 
 #include "activation/activation_walk.h"
 #include "base/legacy.h"

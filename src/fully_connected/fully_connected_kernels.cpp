@@ -1,4 +1,8 @@
 // Fully connected, the bench: products of a matrix with few vectors. Letters as in fully_connected.h; s counts samples.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "fully_connected/fully_connected.h"
 #include "simd/convert.h"
 #include "simd/vec.h"

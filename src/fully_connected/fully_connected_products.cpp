@@ -1,6 +1,8 @@
 // Fully connected, the products: how each is cut into pieces, what has to be converted first, and whether few samples
 // make it a walk over the weights or many make it a job for the matrix engine. Letters as in fully_connected.h.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "activation/activation_walk.h"
 #include "base/memory.h"

@@ -1,6 +1,8 @@
 // Fully connected, the promises of the C interface: the same bits in any way of working, memory, refusals; and the
 // first interface.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>

@@ -1,4 +1,7 @@
 // Fully connected, the obvious loops: the kernels' formulas with float64 sums. Letters as in fully_connected.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "base/types.h"
 #include "fully_connected/fully_connected.h"
 

@@ -4,9 +4,13 @@
 // Packed weights are rows of (column, value), compressed: a header, the places where rows start (O + 1), the columns
 // and the values. Where that would take more memory than the plain matrix, packed weights are the plain matrix, row by
 // row. So they never need more than the dense size, and their size, which the descriptor records, tells which form it
-// is.
+// is. They lie where the caller has them, at any address a value may have, which need not suit a header: words go in and
+// out by copies.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 
 #include "base/memory.h"
 #include "base/pool.h"
@@ -132,8 +136,8 @@ int check_packing(const BNNSNDArrayDescriptor* dense, const BNNSNDArrayDescripto
                 out->size[0], out->size[1]);
   if (!is_float_type(out->data_type))
     return fail("output: expected float32, float16 or bfloat16; got %s", name_of(out->data_type));
-  if (reinterpret_cast<uintptr_t>(out->data) % alignof(Header) != 0)
-    return fail("output: expected an address aligned to %zu bytes; got %p", alignof(Header), out->data);
+  if (reinterpret_cast<uintptr_t>(out->data) % bytes_of(out->data_type) != 0)
+    return fail("output: expected an address aligned to %zu bytes; got %p", bytes_of(out->data_type), out->data);
   if (!dense_bytes(p->outputs, p->inputs, out->data_type, &unused))
     return fail("output: expected a size that can be addressed; (%zu, %zu) overflows", p->outputs, p->inputs);
   return 0;
@@ -157,6 +161,11 @@ void put_value(BNNSDataType type, std::byte* values, size_t index, double value)
   }
   const uint16_t half = type == BNNSDataTypeFloat16 ? float16_of_float(rounded) : bfloat16_of_float(rounded);
   std::memcpy(values + index * sizeof half, &half, sizeof half);
+}
+
+void put_word(std::byte* words, size_t index, size_t value) {
+  const auto word = static_cast<uint32_t>(value);
+  std::memcpy(words + index * sizeof word, &word, sizeof word);
 }
 
 // Writes the entries, sorted here, into out->data, which is made when it is NULL. `apart` are the arrays read.
@@ -184,20 +193,18 @@ int pack(const Packing& p, Entry* entries, std::initializer_list<const View*> ap
     if (!out->data) return -1;
   }
   auto* block = static_cast<std::byte*>(out->data);
-  uint32_t *starts = nullptr, *columns = nullptr;
-  std::byte* values = block;
+  std::byte *starts = nullptr, *columns = nullptr, *values = block;
   if (is_dense) {
     std::memset(block, 0, dense);
   } else {
     const Header header = {kMark, bytes, p.outputs, p.inputs, static_cast<uint32_t>(places),
                            static_cast<uint32_t>(out->data_type)};
     std::memcpy(block, &header, sizeof header);
-    starts = reinterpret_cast<uint32_t*>(block + sizeof header);
-    columns = starts + p.outputs + 1;
-    values = reinterpret_cast<std::byte*>(columns + places);
-    std::fill_n(starts, p.outputs + 1, 0u);
+    starts = block + sizeof header;
+    columns = starts + (p.outputs + 1) * sizeof(uint32_t);
+    values = columns + places * sizeof(uint32_t);
   }
-  size_t written = 0;
+  size_t written = 0, started = 0;  // rows
   for (size_t k = 0; k < p.count;) {
     const size_t place = entries[k].place;
     double sum = 0.0;
@@ -209,14 +216,14 @@ int pack(const Packing& p, Entry* entries, std::initializer_list<const View*> ap
     if (is_dense) {
       put_value(out->data_type, values, place, sum);
     } else {
-      ++starts[place / p.inputs + 1];
-      columns[written] = static_cast<uint32_t>(place % p.inputs);
+      for (; started <= place / p.inputs; ++started) put_word(starts, started, written);
+      put_word(columns, written, place % p.inputs);
       put_value(out->data_type, values, written, sum);
     }
     ++written;
   }
   if (!is_dense) {
-    for (size_t o = 0; o < p.outputs; ++o) starts[o + 1] += starts[o];
+    for (; started <= p.outputs; ++started) put_word(starts, started, written);
   }
   out->stride[kSparseBytesEntry] = bytes;
   return 0;
@@ -235,7 +242,7 @@ int Sparse::read(const BNNSNDArrayDescriptor& descriptor, const Options& options
     return fail("%s: expected float32, float16 or bfloat16 for packed weights; got %s", name, name_of(type));
   if (!descriptor.data) return fail("%s: expected data; got NULL", name);
   if (inputs == 0 || outputs == 0 || !dense_bytes(outputs, inputs, type, &dense) || bytes == 0 || bytes > dense ||
-      reinterpret_cast<uintptr_t>(descriptor.data) % alignof(Header) != 0)
+      reinterpret_cast<uintptr_t>(descriptor.data) % bytes_of(type) != 0)
     return fail("%s: expected the descriptor that a sparsify function filled; got another", name);
   sparse->is_dense = bytes == dense;
   sparse->outputs = outputs;
@@ -249,22 +256,25 @@ int Sparse::read(const BNNSNDArrayDescriptor& descriptor, const Options& options
       header.type != static_cast<uint32_t>(type) ||
       compressed_bytes(outputs, inputs, header.count, type) != bytes)
     return fail("%s: expected packed weights of this shape and type; got something else", name);
+
+  // The structure is always copied before it is looked at, so that nobody can change it afterwards.
+  const size_t structure = (outputs + 1 + header.count) * sizeof(uint32_t), value_bytes = header.count * bytes_of(type);
+  const size_t copied = structure + (options.use_client_ptr ? 0 : value_bytes);
+  auto* copy = static_cast<std::byte*>(options.get(copied));
+  if (!copy) return -1;
   const auto* block = static_cast<const std::byte*>(descriptor.data);
-  const auto* starts = reinterpret_cast<const uint32_t*>(block + sizeof header);
+  std::memcpy(copy, block + sizeof header, copied);
+  const auto* starts = reinterpret_cast<const uint32_t*>(copy);
   const uint32_t* columns = starts + outputs + 1;
   const bool in_order =
       starts[0] == 0 && starts[outputs] == header.count && std::is_sorted(starts, starts + outputs + 1);
-  if (!in_order || std::any_of(columns, columns + header.count, [&](uint32_t column) { return column >= inputs; }))
+  if (!in_order || std::any_of(columns, columns + header.count, [&](uint32_t column) { return column >= inputs; })) {
+    options.release(copy);
     return fail("%s: expected packed weights; got damaged ones", name);
-
-  // The structure is always copied, so that nobody can change it after this look at it.
-  const size_t structure = (outputs + 1 + header.count) * sizeof(uint32_t), value_bytes = header.count * bytes_of(type);
-  auto* copy = static_cast<std::byte*>(options.get(structure + (options.use_client_ptr ? 0 : value_bytes)));
-  if (!copy) return -1;
-  std::memcpy(copy, starts, structure + (options.use_client_ptr ? 0 : value_bytes));
+  }
   sparse->block = copy;
-  sparse->starts = reinterpret_cast<const uint32_t*>(copy);
-  sparse->columns = sparse->starts + outputs + 1;
+  sparse->starts = starts;
+  sparse->columns = columns;
   const std::byte* values = (options.use_client_ptr ? block + sizeof header : copy) + structure;
   sparse->values = {{values, type, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, header.count, 1, header.count};
   return 0;

@@ -1,5 +1,7 @@
 // Fully connected with sparse weights: the recorded vector, dense layers with the same weights, refusals.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -80,9 +82,10 @@ TEST(fully_connected_sparse_agrees_with_dense) {
                           : describe(BNNSDataLayoutColumnMajorMatrix, outputs, inputs, type, nullptr),
         list = describe(BNNSDataLayout2DFirstMajor, count, 2, BNNSDataTypeUInt16, pairs.data()),
         numbers = describe(BNNSDataLayoutVector, count, 0, BNNSDataTypeFloat32, values.data());
-    std::vector<uint64_t> buffer(inputs * outputs * bytes_of(type) / 8 + 1);
-    BNNSNDArrayDescriptor out = describe(BNNSDataLayoutFullyConnectedSparse, inputs, outputs, type,
-                                         own_buffer ? buffer.data() : nullptr);
+    std::vector<std::byte> buffer((inputs * outputs + 3) * bytes_of(type));
+    std::byte* place = buffer.data() + random.below(4) * bytes_of(type);  // a value may lie there, a header need not
+    BNNSNDArrayDescriptor out =
+        describe(BNNSDataLayoutFullyConnectedSparse, inputs, outputs, type, own_buffer ? place : nullptr);
     const auto coo = BNNSNDArrayFullyConnectedSparsifySparseCOO;
     CHECK(coo(&shape, &list, &numbers, &out, nullptr, n, nullptr, 0, nullptr) == 0, "%s", obn_last_error());
     CHECK(BNNSNDArrayGetDataSize(&out) <= inputs * outputs * bytes_of(type), "never more than dense");
@@ -148,6 +151,9 @@ TEST(fully_connected_sparse_refuses_what_cannot_be) {
   list.data_type = BNNSDataTypeFloat32;
   CHECK(coo() == -1, "indices that are no integers");
   list.data_type = BNNSDataTypeUInt32;
+  out.data = reinterpret_cast<std::byte*>(buffer) + 2;
+  CHECK(coo() == -1 && std::strstr(obn_last_error(), "aligned to 4 bytes"), "%s", obn_last_error());
+  out.data = buffer;
   out.size[0] = 3;
   CHECK(coo() == -1, "another shape");
   for (uint64_t word : buffer) CHECK(word == 0x5555555555555555u, "output was touched");

@@ -1,6 +1,8 @@
 // Fully connected: every target, every layout, type and activation against float64 sums, and the recorded vectors.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "fully_connected/fully_connected_test.h"

@@ -8,6 +8,8 @@
 #include "fused/fused.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 
 #include "activation/activation_walk.h"

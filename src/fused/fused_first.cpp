@@ -1,5 +1,6 @@
 // The first layers of pairs. Letters as in fused.h.
 #include <algorithm>
+#include <cstddef>
 
 #include "activation/activation_walk.h"
 #include "base/memory.h"

@@ -2,6 +2,8 @@
 // once per target. Channels lie across lanes. Letters as in fused_lanes.h.
 #include "fused/fused_lanes_kernels.h"
 
+#include <cstddef>
+
 #include "simd/tile.h"
 #include "simd/vec.h"
 

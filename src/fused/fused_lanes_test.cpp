@@ -2,6 +2,7 @@
 // and equal pixels frequent.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <vector>
 

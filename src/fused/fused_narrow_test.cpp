@@ -1,6 +1,7 @@
 // Fused layers, pairs that are done as one layer: against float64, its differences and the two layers.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "fused/fused_test.h"
 

@@ -6,6 +6,8 @@
 // there is. Otherwise the two are called one after the other: a training call keeps a and where its maxima are; da, and
 // a of an inference, lie in the workspace behind what the pair asks for.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/kept_block.h"
 #include "base/status.h"

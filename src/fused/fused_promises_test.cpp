@@ -1,5 +1,7 @@
 // Fused layers, the promises of the C interface: refusals, results in place, memory, blocks with random changes.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>

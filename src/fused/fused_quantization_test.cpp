@@ -1,5 +1,6 @@
 // Fused layers that end with a quantizer: against the two layers called one after the other.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <vector>
 

@@ -2,6 +2,7 @@
 // one layer), against float64 and its differences, and the recorded vectors.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include "fused/fused_test.h"

@@ -1,5 +1,8 @@
 // A convolution of few taps, a batch norm and a max pooling in one pass, the bench: compiled once per target. Assumes a
 // checked call and a plan that fits. Letters and places as in fused_windows.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "fused/fused_windows.h"
 
 #include "convolution/narrow_stage.h"

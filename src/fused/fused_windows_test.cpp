@@ -1,6 +1,8 @@
 // Fused layers with a pooling at the end, the kernels of the windows: against the formulas on every target.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>

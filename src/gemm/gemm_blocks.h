@@ -1,6 +1,8 @@
 // What the loops over packed operands share, whatever their words are. Kernel files only (see simd/vec.h).
 #pragma once
 
+#include <cstddef>
+
 #include "gemm/gemm_kernels.h"
 #include "simd/tile.h"
 

@@ -1,5 +1,6 @@
 // Products of half values that take a way of their own: the same bits as from floats of the same values, from any
 // address and for any number of threads.
+#include <cstdint>
 #include <cstring>
 #include <vector>
 

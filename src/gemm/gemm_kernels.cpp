@@ -1,6 +1,10 @@
 // The loops of the matrix engine, once per instruction set. Letters as in gemm.h; p counts steps of k.
 #include "gemm/gemm_kernels.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "gemm/gemm_blocks.h"
 #include "simd/convert.h"
 #include "simd/tile.h"

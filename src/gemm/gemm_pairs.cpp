@@ -1,5 +1,7 @@
 // Which instructions for pairs of bfloat16 the machine has, and whether its tiles compute what they should.
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/types.h"
 #include "gemm/gemm_kernels.h"

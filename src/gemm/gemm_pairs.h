@@ -4,6 +4,10 @@
 // to nearest, ties to even. Words travel in vectors of float, which are only moved, never computed with.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "gemm/gemm_blocks.h"
 #include "simd/convert.h"
 #include "simd/tile.h"

@@ -1,6 +1,10 @@
 // The packed way over pairs of bfloat16 with AVX512_BF16, whose one instruction adds two products to a float32 in every
 // lane. Of a pair it adds the product of the upper halves first; each sum is fused and rounded to nearest. Operands and
 // sums below the smallest normal float32 count as 0.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_pairs.h"
 

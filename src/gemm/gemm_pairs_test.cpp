@@ -1,5 +1,6 @@
 // Pairs of bfloat16 whose a is read where it lies: the same bits as from a packed copy, whatever the tails, and only
 // where whole, aligned words can be read.
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>

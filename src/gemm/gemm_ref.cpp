@@ -1,4 +1,7 @@
 // The formula as it stands, summed in float64: what the engine is compared with.
+#include <cstddef>
+#include <cstdint>
+
 #include "base/types.h"
 #include "gemm/gemm.h"
 

@@ -8,6 +8,7 @@
 //                            rows; row q of b holds its rows 2q and 2q + 1, pair by pair
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

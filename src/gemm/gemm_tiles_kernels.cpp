@@ -1,5 +1,7 @@
 // The packed way over pairs of bfloat16 with tiles: the machine's where it has AMX, else the model of them. All packed
 // memory is whole tiles, zeros at the end, so tiles always have their full shape.
+#include <cstddef>
+
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_pairs.h"
 #include "gemm/gemm_tiles.h"

@@ -1,7 +1,9 @@
 // The AMX kernels on machines without AMX: every tile instruction traps, is decoded from its bytes, and carried out on
 // tiles in memory. That shows that the right instructions are there, with the right operands and shapes, begun and
 // released as they should be; not that a processor agrees.
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
@@ -12,7 +14,7 @@
 
 #if defined(OBN_X86) && defined(__linux__)
 #include <signal.h>
-#include <ucontext.h>
+#include <sys/ucontext.h>
 #include <unistd.h>
 
 namespace obn::amx::gemm {

@@ -2,6 +2,8 @@
 #include "loss/loss.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/status.h"
 #include "base/types.h"

@@ -2,6 +2,8 @@
 // place, the ends of the range.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 

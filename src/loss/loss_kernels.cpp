@@ -1,5 +1,8 @@
 // The loops, once per target. A loss of single values is a struct that gives value and slope of a vector; the loop over
 // a run is written once and takes any of them. Letters as in loss.h.
+#include <cstddef>
+#include <cstdint>
+
 #include "loss/loss.h"
 #include "simd/math.h"
 

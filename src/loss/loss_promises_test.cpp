@@ -1,4 +1,8 @@
 // Losses, the promises of the C interface: refusals, any block, an allocator that fails.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
 #include "base/view.h"
 #include "loss/loss_test.h"
 

@@ -1,6 +1,7 @@
 // The obvious loops, in double precision. Letters as in loss.h; ε and the open choices too.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "loss/loss.h"
 

@@ -1,6 +1,7 @@
 // A checked call of the loss layer, cut into pieces. Letters as in loss.h.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 
 #include "base/pool.h"
 #include "loss/loss_filter.h"

@@ -2,6 +2,7 @@
 // differences.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "loss/loss_test.h"

@@ -1,6 +1,7 @@
 // The loss of YOLO: by hand, its gradient against central differences, all types and thread counts.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "activation/activation.h"

@@ -3,6 +3,7 @@
 #include "matmul/matmul.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 

@@ -1,5 +1,6 @@
 // Expressions of letters, read and matched with the axes of the tensors.
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "base/status.h"

@@ -2,6 +2,8 @@
 // and sums of the matrix engine, the others are loops. Nothing is copied that the engine can read where it lies. The
 // order of every sum depends on shapes and strides alone.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "base/memory.h"
 #include "base/pool.h"

@@ -1,5 +1,7 @@
 // The formula as it stands, summed in float64: what the products are compared with. Gradients are sums of the same
 // kind, with the tensors in other places.
+#include <cstddef>
+
 #include "matmul/matmul.h"
 
 namespace obn::matmul {

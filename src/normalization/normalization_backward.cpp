@@ -1,5 +1,6 @@
 // Normalization, backward: the sums of all groups, then their input gradients. Letters as in normalization.h.
 #include <algorithm>
+#include <cstddef>
 
 #include "base/memory.h"
 #include "normalization/normalization.h"

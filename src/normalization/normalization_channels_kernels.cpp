@@ -1,4 +1,6 @@
 // Normalization, the bench of channels: one γ and one β for a run.
+#include <cstddef>
+
 #include "normalization/normalization_moments.h"
 
 namespace obn::OBN_TARGET::normalization {

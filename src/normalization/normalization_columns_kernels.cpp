@@ -1,4 +1,6 @@
 // Normalization, the bench of columns: channels of one value side by side, one per lane.
+#include <cstddef>
+
 #include "normalization/normalization_values.h"
 
 namespace obn::OBN_TARGET::normalization {

@@ -1,5 +1,7 @@
 // Normalization, forward: statistics and outputs of all groups, and what a training call keeps.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
 
 #include "base/memory.h"

@@ -1,5 +1,7 @@
 // Normalization, the bench: moments of runs, and the table of a target. The loops over the values are in
 // normalization_channels_kernels.cpp, …_rows_… and …_columns_….
+#include <cstddef>
+
 #include "normalization/normalization_moments.h"
 
 namespace obn::OBN_TARGET::normalization {

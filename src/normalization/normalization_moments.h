@@ -1,6 +1,8 @@
 // Moments of blocks of values: what the kernel files that need statistics share. Kernel files only (see simd/vec.h).
 #pragma once
 
+#include <cstddef>
+
 #include "normalization/normalization_values.h"
 
 namespace obn::OBN_TARGET::normalization {

@@ -1,6 +1,8 @@
 // Normalization, the promises of the C interface: the same bits in any way of working, memory, refusals.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>

@@ -2,6 +2,7 @@
 // double precision; in float they are the plain loop whose error is the measure.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "normalization/normalization.h"

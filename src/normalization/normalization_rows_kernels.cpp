@@ -1,4 +1,6 @@
 // Normalization, the bench of rows: γ and β along a run, which is a group.
+#include <cstddef>
+
 #include "normalization/normalization_moments.h"
 
 namespace obn::OBN_TARGET::normalization {

@@ -2,8 +2,9 @@
 // gradients against differences of the reference's own forward pass.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
-#include <limits>
+#include <initializer_list>
 #include <string>
 #include <vector>
 

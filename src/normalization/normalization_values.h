@@ -3,6 +3,9 @@
 // Kernel files only (see simd/vec.h).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "normalization/normalization.h"
 #include "simd/vec.h"
 

@@ -1,5 +1,8 @@
 // The loops, once per target; letters as in optimizer.h. A rule is a struct: how many accumulators it has, and what it
 // makes of one vector of each.
+#include <cstddef>
+#include <cstdint>
+
 #include "optimizer/optimizer.h"
 #include "simd/vec.h"
 

@@ -1,4 +1,7 @@
 // Pooling, the bench of the backward pass: gradients of the image from those of the windows, and of the bias.
+#include <cstddef>
+#include <cstdint>
+
 #include "pooling/pooling_rows.h"
 
 namespace obn::OBN_TARGET::pooling {

@@ -1,4 +1,7 @@
 // Pooling, the bench: a look at the indices of a backward call, before anything is written.
+#include <cstddef>
+#include <cstdint>
+
 #include "pooling/pooling_rows.h"
 
 namespace obn::OBN_TARGET::pooling {

@@ -1,4 +1,7 @@
 // Pooling, the bench: compiled once per target. Everything here assumes a checked call and a plan that fits.
+#include <cstddef>
+#include <cstdint>
+
 #include "pooling/pooling_rows.h"
 
 namespace obn::OBN_TARGET::pooling {

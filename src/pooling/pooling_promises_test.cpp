@@ -1,7 +1,11 @@
 // Pooling, the promises of the C interface: indices, the same bits in any way of working, memory, refusals; and the
 // first interface.
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <vector>
 
 #include "base/memory.h"
 #include "openbnns/bnns/legacy.h"

@@ -2,6 +2,8 @@
 // refuse (enormous rows, planes or strides), and everything the kernels compute is compared with them.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "base/memory.h"

@@ -10,6 +10,9 @@
 // the mirror image: value j of a residue gathers the gradient of the windows j - shift over the columns of that one.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "pooling/pooling.h"
 #include "simd/convert.h"
 #include "simd/vec.h"

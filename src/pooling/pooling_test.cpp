@@ -2,7 +2,12 @@
 // differences of their own forward pass.
 #include "pooling/pooling_test.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <initializer_list>
 
 namespace obn::pooling {
 

@@ -2,6 +2,8 @@
 #include "quantization/quantization.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 
 #include "activation/activation.h"
 #include "base/loops.h"

@@ -1,4 +1,8 @@
 // The loops, once per target; letters as in quantization.h. They are plain: the compiler makes vectors of them.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "quantization/quantization.h"
 #include "simd/convert.h"
 

@@ -1,6 +1,7 @@
 // The obvious formulas (spec quantization.md).
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "base/types.h"
 #include "quantization/quantization.h"

@@ -1,5 +1,9 @@
 // The loops, once per target; letters as in random.h. Random numbers have the same bits on every target: products and
 // sums are rounded apart, where others write fma (simd/vec.h), and the one fused step here is fused everywhere.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "random/random.h"
 #include "simd/convert.h"
 

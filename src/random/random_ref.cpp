@@ -1,5 +1,7 @@
 // The obvious formulas (spec embedding_dropout_random.md, section 3).
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <numbers>
 
 #include "random/random.h"

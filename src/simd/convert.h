@@ -1,6 +1,10 @@
 // Rows of the three float types, at any stride, to and from packed float32. Kernel files only (see vec.h).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "base/types.h"
 #include "simd/vec.h"
 

@@ -1,4 +1,8 @@
 // Rows of the three float types to and from packed float32, once per target.
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
 #include "simd/convert.h"
 
 namespace obn::OBN_TARGET {

@@ -5,6 +5,8 @@
 // fits (linear programming over about 1000 Chebyshev points), rounded to float.
 #pragma once
 
+#include <cstddef>
+
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET {

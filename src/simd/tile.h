@@ -7,6 +7,8 @@
 // into tiles does not change its bits; where k is cut does.
 #pragma once
 
+#include <cstddef>
+
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET {

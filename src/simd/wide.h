@@ -2,6 +2,9 @@
 // difference cancels or an exponent multiplies errors, float32 arithmetic is not enough. Kernel files only (see vec.h).
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET {

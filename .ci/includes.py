@@ -1,0 +1,63 @@
+"""Every file includes the standard headers whose names it uses: clang-tidy's include cleaner over all of them.
+
+    python .ci/includes.py BUILD_FOLDER      # after cmake wrote its compile_commands.json
+
+A kernel file is looked at for one target, a header with the options of a source that includes it. Our own headers and
+Python's may come by way of another of ours: they change when we change them, not with the next standard library. Those
+of the interface have what they need from openbnns/bnns/base.h, in C, and ssize_t comes from there.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from os import cpu_count
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ".*/(src|include/openbnns|bindings|python3[^/]*)/.*"
+POSIX = ".*(sys/types|bits/pthreadtypes|bits/types/siginfo_t).h.*"  # where glibc keeps what others promise
+CONFIG = f"""{{Checks: '-*,misc-include-cleaner', WarningsAsErrors: '*',
+  CheckOptions: {{misc-include-cleaner.IgnoreHeaders: '{OURS};{POSIX}'}}}}"""
+
+
+def commands(folder):
+    """One entry of the compilation database per source and header of ours."""
+    sources = {}
+    for entry in json.loads((folder / "compile_commands.json").read_text()):
+        sources.setdefault(Path(entry["file"]).relative_to(ROOT), entry)
+    entries, seen = list(sources.values()), set()
+    waiting = [(path, entry) for path, entry in sources.items()]
+    for path, entry in waiting:  # grows: what a header includes is looked at as the header is
+        for name in re.findall(r'^#include "(.+)"$', (ROOT / path).read_text(), re.MULTILINE):
+            header = path.parent / name if (ROOT / path.parent / name).is_file() else Path("src", name)
+            if header not in seen and (ROOT / header).is_file():
+                seen.add(header)
+                command = entry["command"].replace(str(ROOT / path), f"-x c++ {ROOT / header}")
+                ours = entry | {"file": str(ROOT / header), "command": command}
+                entries.append(ours)
+                waiting.append((header, ours))
+    return entries
+
+
+def check(entry, folder):
+    options = ["--quiet", f"--config={CONFIG}", "--extra-arg=-w"]
+    command = ["clang-tidy", "-p", folder, *options, entry["file"]]
+    result = subprocess.run(command, text=True, capture_output=True)
+    return "" if result.returncode == 0 else result.stdout + result.stderr
+
+
+def main():
+    entries = commands(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cpu_count()) as pool:
+        Path(folder, "compile_commands.json").write_text(json.dumps(entries))
+        findings = [text for text in pool.map(lambda entry: check(entry, folder), entries) if text]
+    print("\n".join(findings), end="")
+    print(f"{len(entries)} files, {len(findings)} with findings")
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
