@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
 
 #include "base/memory.h"
+#include "base/system.h"
 #include "base/test.h"
 
 namespace obn::convolution::direct {
@@ -61,11 +61,11 @@ struct Work {
 
   explicit Work(size_t n) : bytes(n) {
     const size_t all = (n + kFence + kAlignment - 1) / kAlignment * kAlignment;
-    data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, all));
+    data = static_cast<std::byte*>(allocate_aligned(kAlignment, all));
     std::memset(data, 0xff, all);
     std::memset(scratch(), 0xff, kScratchBytes);
   }
-  ~Work() { std::free(data); }
+  ~Work() { free_aligned(data); }
   bool is_intact() const {
     return std::all_of(data + bytes, data + bytes + kFence, [](std::byte b) { return b == std::byte{0xff}; });
   }

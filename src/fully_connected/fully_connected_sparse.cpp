@@ -6,6 +6,7 @@
 // row. So they never need more than the dense size, and their size, which the descriptor records, tells which form it
 // is.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/memory.h"
@@ -180,8 +181,9 @@ int pack(const Packing& p, Entry* entries, std::initializer_list<const View*> ap
         return fail("output: expected memory apart from what is packed; the two overlap");
     }
   } else {
-    out->data = p.options.get(bytes);
-    if (!out->data) return -1;
+    // without an allocator of the caller's, who then calls free
+    out->data = p.options.alloc ? p.options.get(bytes) : std::malloc(bytes);
+    if (!out->data) return fail("memory: %zu bytes could not be had", bytes);
   }
   auto* block = static_cast<std::byte*>(out->data);
   uint32_t *starts = nullptr, *columns = nullptr;
