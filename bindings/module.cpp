@@ -6,6 +6,7 @@
 #endif
 
 #include <cstring>
+#include <initializer_list>
 
 #include "array.h"
 

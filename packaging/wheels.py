@@ -146,6 +146,7 @@ def build(platform: Platform, jobs: int, tests: bool) -> Path:
         "CMAKE_CXX_FLAGS": "-Wno-error",
         "CMAKE_SHARED_LINKER_FLAGS": "-s",
         "CMAKE_MODULE_LINKER_FLAGS": "-s",
+        "CMAKE_TRY_COMPILE_TARGET_TYPE": "STATIC_LIBRARY",  # linking takes zig a minute at first
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
         "CMAKE_INSTALL_PREFIX": folder / "package",
         "CMAKE_OSX_SYSROOT": "",
