@@ -10,6 +10,7 @@ import base64
 import csv
 import hashlib
 import re
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterable
@@ -195,6 +196,24 @@ def problems(wheel: Path) -> list[str]:
     return wrong
 
 
+def audit_problems(wheel: Path) -> list[str]:
+    """What those say who know the rules of tags: auditwheel for Linux, abi3audit for Python."""
+
+    def said(*words: str) -> tuple[int, str]:
+        command = [str(Path(sys.executable).parent / words[0]), *words[1:], str(wheel)]
+        done = subprocess.run(command, text=True, capture_output=True)
+        return done.returncode, " ".join((done.stdout + done.stderr).split())
+
+    status, text = said("abi3audit", "--strict", "--summary")
+    wrong = [] if status == 0 else [f"abi3audit: {text}"]
+    if family(wheel.name) == "linux":
+        status, text = said("auditwheel", "show")
+        tag = wheel.name.removesuffix(".whl").split("-")[-1].split(".")[0]
+        if status != 0 or f'consistent with the following platform tag: "{tag}"' not in text:
+            wrong.append(f"auditwheel: {text}")
+    return wrong
+
+
 def main() -> int:
     wheels = sorted(Path(name) for name in sys.argv[1:]) or sorted((ROOT / "dist").glob("*.whl"))
     if not wheels:
@@ -202,7 +221,7 @@ def main() -> int:
         return 1
     count = 0
     for wheel in wheels:
-        wrong = problems(wheel)
+        wrong = problems(wheel) + audit_problems(wheel)
         count += len(wrong)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB,", "wrong:" if wrong else "right")
         for sentence in wrong:

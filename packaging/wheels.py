@@ -130,6 +130,20 @@ def make_python_library(platform: Platform, folder: Path) -> Path:
     return library
 
 
+def run_tests(platform: Platform) -> None:
+    """The C++ tests, by what runs programs of that platform here."""
+    folder = BUILD / platform.name / "build"
+    runner: list[str] = []
+    if platform.system == "Windows":
+        runner = ["wine"]
+    elif platform.processor == "aarch64":
+        runner = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"]
+    program = folder / ("core_test.exe" if platform.system == "Windows" else "core_test")
+    print(f"{platform.name}: core_test", flush=True)
+    wine = {"WINEDEBUG": "-all", "WINEPREFIX": str(BUILD / "wine")}
+    run(*runner, program, env={**os.environ, **wine})
+
+
 def build(platform: Platform, jobs: int, tests: bool) -> Path:
     """Configure, build and install below the build folder. The folder of the package."""
     folder = BUILD / platform.name
@@ -223,13 +237,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"all of {', '.join(PLATFORMS)} by default")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tests", action="store_true", help="build the C++ tests as well")
+    parser.add_argument("--run-tests", action="store_true", help="the C++ tests, and no wheels")
     arguments = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     make_headers(BUILD / "include")
     metadata = make_metadata(BUILD / "metadata")
     for name in arguments.names or PLATFORMS:
-        package = build(PLATFORMS[name], arguments.jobs, arguments.tests)
+        package = build(PLATFORMS[name], arguments.jobs, arguments.run_tests)
+        if arguments.run_tests:
+            run_tests(PLATFORMS[name])
+            continue
         wheel = write_wheel(PLATFORMS[name], package, metadata)
         print(f"{wheel.name}: {wheel.stat().st_size / 1e6:.2f} MB", flush=True)
 

@@ -2,6 +2,7 @@
 // Tests compare the kernels with this file; conversions, integer functions and Gumbel noise are computed by it.
 #include <cmath>
 #include <limits>
+#include <numbers>
 
 #include "activation/activation.h"
 #include "base/types.h"
@@ -12,11 +13,13 @@ namespace {
 constexpr double kSeluScale = 1.0507009873554805;
 constexpr double kSeluAlpha = 1.6732632423543772;
 constexpr double kSigmoidGelu = 1.702;
+constexpr double kHalfRoot = std::numbers::sqrt2 / 2;       // √½
+constexpr double kErfSlope = 2 * std::numbers::inv_sqrtpi;  // of the error function at 0
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 double softplus(double x) { return std::fmax(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); }
-double normal(double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); }
-double normal_density(double x) { return std::exp(-0.5 * x * x) * M_2_SQRTPI * M_SQRT1_2 * 0.5; }
+double normal(double x) { return 0.5 * std::erfc(-x * kHalfRoot); }
+double normal_density(double x) { return std::exp(-0.5 * x * x) * kErfSlope * kHalfRoot * 0.5; }
 double sech_squared(double x) {  // 1 - tanh²
   double s = std::exp(-2.0 * std::fabs(x));
   return 4.0 * s / ((1.0 + s) * (1.0 + s));
@@ -137,7 +140,7 @@ double slope_from_x(Function function, double x, double alpha, double beta) {
     case BNNSActivationFunctionHardSwish: return x <= -3.0 ? 0.0 : (x >= 3.0 ? 1.0 : (2.0 * x + 3.0) / 6.0);
     case BNNSActivationFunctionSiLU: return x_times_sigmoid_slope(x, 1.0);
     case BNNSActivationFunctionReLU6: return 0.0 < x && x < 6.0 ? 1.0 : 0.0;
-    case BNNSActivationFunctionErf: return M_2_SQRTPI * std::exp(-x * x);
+    case BNNSActivationFunctionErf: return kErfSlope * std::exp(-x * x);
     case BNNSActivationFunctionGELU:
       return std::isinf(x) ? normal(x) : normal(x) + x * normal_density(x);
     case BNNSActivationFunctionGELUApproximationSigmoid: return x_times_sigmoid_slope(x, kSigmoidGelu);
