@@ -6,7 +6,8 @@ JOBS := $(shell getconf _NPROCESSORS_ONLN)
 # Warnings are errors where it is ON, as .ci/run asks; the next compiler's new warnings stop nobody else.
 WERROR ?= OFF
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint includes wheel bench docs record-bits clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint \
+  includes wheel wheels wheels-test wheels-arm-test sdist debian13 bench docs record-bits clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -64,7 +65,7 @@ arm: $(VENV)/tools
 	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/core_test
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check python tests benchmarks examples
+	$(BIN)/ruff check python tests benchmarks examples packaging
 	$(BIN)/mypy
 
 # Every C++ file includes the standard headers it uses.
@@ -78,6 +79,28 @@ $(VENV)/includes: $(VENV)/installed
 
 wheel: $(VENV)/tools
 	$(BIN)/pip wheel --no-deps -w dist .
+
+# The wheels of eight systems, cross-built by zig, and the source, all in dist/; then what is in them is checked.
+# `make wheels WHEELS=windows-x86_64` builds one.
+wheels: $(VENV)/wheels
+	rm -rf dist
+	$(BIN)/python packaging/wheels.py $(WHEELS)
+	$(BIN)/python packaging/check_wheels.py
+	$(MAKE) sdist
+
+# The C++ tests of those builds, where something here can run them: musl natively, ARM by qemu, Windows by wine.
+wheels-test: $(VENV)/wheels
+	$(BIN)/python packaging/wheels.py --run-tests musllinux-x86_64 manylinux-aarch64 windows-x86_64
+
+# The Python tests against the wheel for ARM in an emulated Debian, and `make test` in a fresh Debian 13: both as root.
+wheels-arm-test:
+	packaging/arm64_tests.sh $(ARGUMENTS)
+debian13:
+	packaging/debian13.sh
+
+# The source as PyPI has it; a wheel built from it alone shows that nothing is missing.
+sdist: $(VENV)/wheels
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
 
 # The table of ours beside the installed peers; `make bench ARGUMENTS="--family pooling"`.
 bench: $(VENV)/installed
@@ -98,6 +121,10 @@ SOURCES := pyproject.toml CMakeLists.txt openbnns.pc.in \
 $(VENV)/tools: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check cmake ninja scikit-build-core
+	touch $@
+
+$(VENV)/wheels: $(VENV)/tools
+	$(BIN)/pip install -q --disable-pip-version-check ziglang==0.17.0 abi3audit abi3info auditwheel build lief
 	touch $@
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools

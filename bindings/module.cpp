@@ -1,7 +1,12 @@
 // The extension module openbnns._core: its types, the questions about the library, and the families' calls.
+#if defined(_WIN32)
+#include <windows.h>
+#else
 #include <dlfcn.h>
+#endif
 
 #include <cstring>
+#include <initializer_list>
 
 #include "array.h"
 
@@ -191,12 +196,22 @@ PyObject* is_implemented(PyObject*, PyObject* name) {
 
 // The file the functions of this process really come from.
 PyObject* library_path(PyObject*, PyObject*) {
+#if defined(_WIN32)
+  HMODULE library = nullptr;
+  wchar_t path[32768];  // the longest there is
+  GetModuleHandleExW(GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT,
+                     reinterpret_cast<const wchar_t*>(obn_version), &library);
+  const DWORD length = library ? GetModuleFileNameW(library, path, 32768) : 0;
+  if (length == 0) return PyErr_SetFromWindowsErr(0);
+  return PyUnicode_FromWideChar(path, length);
+#else
   Dl_info info;
   if (!dladdr(reinterpret_cast<void*>(obn_version), &info) || !info.dli_fname) {
     PyErr_SetString(PyExc_OSError, "the dynamic linker does not know where the library is");
     return nullptr;
   }
   return PyUnicode_DecodeFSDefault(info.dli_fname);
+#endif
 }
 
 // to, from: True when both are packed and of one type, and the values were few enough to be copied with the GIL held.

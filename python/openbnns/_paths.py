@@ -14,14 +14,14 @@ def library_path() -> Path:
     """The shared library this process has loaded, for ctypes or a linker.
 
     Returns:
-        Path of ``libopenbnns.so``.
+        Path of ``libopenbnns.so``, ``libopenbnns.dylib`` or ``libopenbnns.dll``.
 
     Examples:
         >>> import openbnns
         >>> openbnns.library_path().name.startswith("libopenbnns")
         True
 
-    See also: ``lib/pkgconfig/openbnns.pc`` beside the library.
+    See also: ``lib/pkgconfig/openbnns.pc`` in the package.
     """
     from pathlib import Path  # NumPy does without it, so an import of openbnns should too
 
@@ -42,4 +42,6 @@ def include_dir() -> Path:
 
     See also: ``openbnns.library_path``.
     """
-    return library_path().parent.parent / "include"
+    from pathlib import Path
+
+    return Path(__file__).parent / "include"

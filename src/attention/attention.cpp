@@ -10,6 +10,7 @@
 #include "attention/attention_filter.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "base/system.h"
 #include "base/types.h"
 #include "openbnns/openbnns.h"
 

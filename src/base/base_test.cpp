@@ -1,5 +1,3 @@
-#include <pthread.h>
-#include <stdlib.h>
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/syscall.h>
@@ -14,6 +12,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/cpu.h"
@@ -21,12 +20,15 @@
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/status.h"
+#include "base/system.h"
 #include "base/test.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/openbnns.h"
 
 using namespace obn;
+using namespace std::chrono_literals;
+using std::this_thread::sleep_for;
 
 namespace {
 
@@ -181,23 +183,23 @@ TEST(every_thread_takes_runs_of_neighbouring_pieces) {
   constexpr size_t pieces = 400;
   const size_t threads = 3;
   for (int repeat = 0; repeat < 20; ++repeat) {
-    std::vector<pthread_t> who(pieces);
+    std::vector<std::thread::id> who(pieces);
     std::vector<size_t> when(pieces);
     std::atomic<size_t> clock{0};
     parallel(pieces, threads, kAnyWork, [&](size_t piece) {
-      who[piece] = pthread_self();
+      who[piece] = std::this_thread::get_id();
       when[piece] = clock.fetch_add(1, std::memory_order_relaxed);
     });
     // In the order of its pieces a thread goes forward, but for the one place where it begins the others' shares again.
     for (size_t first = 0; first < pieces; ++first) {
       size_t last = first, turns = 0;
       for (size_t i = first + 1; i < pieces; ++i) {
-        if (!pthread_equal(who[i], who[first])) continue;
+        if (who[i] != who[first]) continue;
         turns += when[i] < when[last];
         last = i;
       }
       CHECK(turns <= 1, "a thread turned back %zu times", turns);
-      if (pthread_equal(who[first], pthread_self())) CHECK(turns == 0, "the caller turned back %zu times", turns);
+      if (who[first] == std::this_thread::get_id()) CHECK(turns == 0, "the caller turned back %zu times", turns);
     }
   }
 }
@@ -206,18 +208,13 @@ TEST(nested_and_simultaneous_calls_finish) {
   std::atomic<size_t> total{0};
   auto outer = [&] {
     for (int repeat = 0; repeat < 50; ++repeat)
-      parallel(8, 4, kAnyWork, [&](size_t) { parallel(8, 4, kAnyWork, [&](size_t) { total.fetch_add(1, std::memory_order_relaxed); }); });
+      parallel(8, 4, kAnyWork, [&](size_t) {
+        parallel(8, 4, kAnyWork, [&](size_t) { total.fetch_add(1, std::memory_order_relaxed); });
+      });
   };
-  std::vector<pthread_t> callers(6);
-  for (auto& caller : callers)
-    pthread_create(
-        &caller, nullptr,
-        [](void* work) -> void* {
-          (*static_cast<decltype(outer)*>(work))();
-          return nullptr;
-        },
-        &outer);
-  for (auto& caller : callers) pthread_join(caller, nullptr);
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 6; ++i) callers.emplace_back(outer);
+  for (auto& caller : callers) caller.join();
   CHECK(total == 6 * 50 * 64, "%zu", total.load());
 }
 
@@ -228,17 +225,15 @@ struct TwoCallers {
   std::atomic<int> stage{0};  // 1: the first has the pool, 2: the second computes, 3: it may end
 
   static void wait(const std::atomic<int>& stage, int wanted) {
-    while (stage.load() < wanted) usleep(20);
+    while (stage.load() < wanted) sleep_for(20us);
   }
 
-  static void* second(void* self) {
-    auto& stage = static_cast<TwoCallers*>(self)->stage;
+  void second() {
     wait(stage, 1);
     parallel(2, 2, kAnyWork, [&](size_t piece) {
       if (piece == 0) stage.store(2);
       wait(stage, 3);
     });
-    return nullptr;
   }
 };
 
@@ -247,25 +242,24 @@ struct TwoCallers {
 TEST(threads_that_call_at_the_same_time_share_the_cores) {
   const size_t before = obn_get_num_threads();
   obn_set_num_threads(2);
-  usleep(5000);  // whoever called before this test is forgotten
+  sleep_for(5000us);  // whoever called before this test is forgotten
   TwoCallers two;
-  pthread_t second;
-  if (pthread_create(&second, nullptr, TwoCallers::second, &two) != 0) return;
+  std::thread second([&] { two.second(); });
   parallel(2, 2, kAnyWork, [&](size_t) {
     int none = 0;
     two.stage.compare_exchange_strong(none, 1);
     TwoCallers::wait(two.stage, 2);
   });
   // The pool is free again, but one of the two threads is the second caller's.
-  const pthread_t caller = pthread_self();
+  const auto caller = std::this_thread::get_id();
   std::atomic<size_t> elsewhere{0};
   parallel(64, 2, kAnyWork, [&](size_t) {
-    usleep(50);
-    if (!pthread_equal(caller, pthread_self())) elsewhere.fetch_add(1);
+    sleep_for(50us);
+    if (caller != std::this_thread::get_id()) elsewhere.fetch_add(1);
   });
   CHECK(elsewhere == 0, "%zu pieces on a third thread", elsewhere.load());
   two.stage.store(3);
-  pthread_join(second, nullptr);
+  second.join();
   obn_set_num_threads(before);
 }
 
@@ -280,15 +274,15 @@ struct Meeting {
 
 // Caller and worker take a piece each and wait for the other; the worker has had time to park before.
 Meeting meet() {
-  usleep(300);
+  sleep_for(300us);
   Meeting m;
   std::atomic<int> there{0};
-  const pthread_t caller = pthread_self();
+  const auto caller = std::this_thread::get_id();
   parallel(2, 2, kAnyWork, [&](size_t) {
     there.fetch_add(1);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (there.load() < 2 && std::chrono::steady_clock::now() < until) usleep(20);
-    const bool is_caller = pthread_equal(caller, pthread_self());
+    while (there.load() < 2 && std::chrono::steady_clock::now() < until) sleep_for(20us);
+    const bool is_caller = caller == std::this_thread::get_id();
     if (is_caller) m.met = there.load() == 2;
     (is_caller ? m.caller : m.worker) = sched_getcpu();
     if (!is_caller) m.thread = static_cast<pid_t>(syscall(SYS_gettid));
@@ -312,7 +306,7 @@ TEST(workers_keep_off_the_callers_core) {
   for (int core = 0; found < 2; ++core) {
     if (CPU_ISSET(static_cast<size_t>(core), &all)) cores[found++] = core;
   }
-  usleep(5000);  // threads that called before this test are forgotten
+  sleep_for(5000us);  // threads that called before this test are forgotten
   CHECK(meet().met, "the worker did not come");  // it exists before the caller is bound, and inherits all cores
   // Wherever the caller goes: twice to each core, so that the worker must come back to where it was sent away from.
   pid_t worker = 0;
@@ -384,13 +378,14 @@ TEST(callers_allocator_serves_options) {
   BNNSFilterParameters parameters = {};
   parameters.alloc_memory = [](void** memory, size_t alignment, size_t size) {
     ++given;
-    return posix_memalign(memory, alignment, size);
+    *memory = allocate_aligned(alignment, size);
+    return *memory ? 0 : 1;
   };
   Options options;
   CHECK(Options::read(&parameters, &options) == -1, "one callback alone is refused");
   parameters.free_memory = [](void* memory) {
     ++taken;
-    free(memory);
+    free_aligned(memory);
   };
   CHECK(Options::read(&parameters, &options) == 0, "%s", obn_last_error());
   void* block = options.get(100);

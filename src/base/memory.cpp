@@ -1,35 +1,11 @@
 #include "base/memory.h"
 
-#include <stdlib.h>
-
 #include <cstddef>
-#include <cstdlib>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "base/status.h"
+#include "base/system.h"
 
 namespace obn {
-
-namespace {
-
-// Large blocks lie on large pages where the system has them to give: a norm that keeps 25 MB would otherwise touch
-// more pages than a processor remembers.
-constexpr size_t kLargeBlock = size_t{4} << 20, kLargePage = size_t{2} << 20;
-
-// NULL: there is no memory.
-void* get_aligned(size_t alignment, size_t bytes) {
-  void* block = nullptr;
-  if (::posix_memalign(&block, bytes >= kLargeBlock ? kLargePage : alignment, bytes) != 0) return nullptr;
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (bytes >= kLargeBlock) ::madvise(block, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
-#endif
-  return block;
-}
-
-}  // namespace
 
 int Options::read(const BNNSFilterParameters* filter_params, Options* options) {
   *options = Options{};
@@ -47,7 +23,7 @@ void* Options::get(size_t bytes) const {
   void* block = nullptr;
   if (bytes == 0) bytes = kAlignment;
   if (!alloc) {
-    block = get_aligned(kAlignment, bytes);
+    block = allocate_aligned(kAlignment, bytes);
   } else if (alloc(&block, kAlignment, bytes) != 0) {
     block = nullptr;
   }
@@ -63,7 +39,7 @@ void Options::release(void* block) const {
   if (free) {
     free(block);
   } else {
-    ::free(block);
+    free_aligned(block);
   }
 }
 
@@ -72,14 +48,14 @@ namespace {
 struct ThreadBlock {
   std::byte* block = nullptr;
   size_t size = 0;
-  ~ThreadBlock() { std::free(block); }
+  ~ThreadBlock() { free_aligned(block); }
 
   std::byte* at_least(size_t bytes, const char* what) {
     if (bytes <= size) [[likely]] return block;
-    std::free(block);
+    free_aligned(block);
     block = nullptr;
     size = 0;
-    void* fresh = get_aligned(4096, bytes);
+    void* fresh = allocate_aligned(4096, bytes);
     if (!fresh) {
       fail("memory: %zu bytes of %s could not be had", bytes, what);
       return nullptr;

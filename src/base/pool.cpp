@@ -1,11 +1,10 @@
 #include "base/pool.h"
 
-#include <pthread.h>
-#include <sched.h>
 #if defined(__linux__)
+#include <sched.h>
 #include <sys/syscall.h>
-#endif
 #include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +18,7 @@
 #include <new>
 
 #include "base/memory.h"
+#include "base/system.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
@@ -33,14 +33,6 @@ void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
-}
-
-size_t count_cores() {
-#if defined(__linux__)
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-  return static_cast<size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
 // ---- cores ----
@@ -285,7 +277,7 @@ struct Pool {
       if (tries < 4096) {
         pause();
       } else {
-        sched_yield();  // the machine is busy: let the worker that still computes have this core
+        yield_core();  // the machine is busy: let the worker that still computes have this core
       }
     }
   }
@@ -322,14 +314,13 @@ struct Start {
   size_t seat;
 };
 
-void* worker_main(void* argument) {
+void worker_main(void* argument) {
   Start start = *static_cast<Start*>(argument);
   delete static_cast<Start*>(argument);
   const bool can_work = scratch() != nullptr;
   start.pool->settled.fetch_add(1, std::memory_order_release);
   inside = true;
   if (can_work) start.pool->work(start.seat);
-  return nullptr;
 }
 
 void Pool::start_workers(size_t wanted) {
@@ -337,15 +328,13 @@ void Pool::start_workers(size_t wanted) {
   const size_t before = workers;
   for (; workers < wanted; ++workers) {
     auto* start = new (std::nothrow) Start{this, workers + 1};
-    pthread_t thread;
-    if (!start || pthread_create(&thread, nullptr, worker_main, start) != 0) {
+    if (!start || !start_thread(worker_main, start)) {
       delete start;
       break;  // fewer helpers; the caller computes whatever nobody takes
     }
-    pthread_detach(thread);
   }
   // So that a warm call allocates nothing, not even on a worker that a busy machine starts late.
-  while (settled.load(std::memory_order_acquire) < workers) sched_yield();
+  while (settled.load(std::memory_order_acquire) < workers) yield_core();
   if (workers > before) measure();
 }
 
@@ -423,7 +412,7 @@ Pool* pool() {
     delete made;
     return found;
   }
-  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+  static const bool registered = after_fork_in_child([] {
     the_pool.store(nullptr, std::memory_order_release);
     inside = false;
   });

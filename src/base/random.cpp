@@ -1,8 +1,5 @@
 #include "base/random.h"
 
-#include <sys/random.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -16,6 +13,7 @@
 #endif
 
 #include "base/cpu.h"
+#include "base/system.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
@@ -173,11 +171,6 @@ void RandomStream::get(uint64_t position, uint32_t* values, size_t n) const {
   }
 #endif
   get_from_tables(position, values, n);
-}
-
-uint64_t unpredictable_seed() {
-  uint64_t seed = 0;
-  return getentropy(&seed, sizeof seed) == 0 ? seed : 0;
 }
 
 // ---- the process-wide stream ----

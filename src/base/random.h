@@ -23,9 +23,6 @@ class RandomStream {
   uint32_t round_keys_[44];  // as FIPS 197 numbers them: words of four bytes, the first one uppermost
 };
 
-// A seed that differs from run to run.
-uint64_t unpredictable_seed();
-
 // A value spread over low … high; high itself can occur, by rounding.
 inline float uniform(uint32_t value, float low, float high) {
   return __builtin_fmaf(static_cast<float>(value) * 0x1p-32f, high - low, low);

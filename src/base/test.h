@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cpu.h"
+#include "base/system.h"
 #include "openbnns/bnns.h"
 #include "openbnns/openbnns.h"
 
@@ -55,11 +56,12 @@ struct Memory {
       if (left == 0) return 1;
       --left;
       ++taken;
-      return ::posix_memalign(block, alignment, bytes);
+      *block = allocate_aligned(alignment, bytes);
+      return *block ? 0 : 1;
     };
     options.free_memory = [](void* block) {
       ++returned;
-      std::free(block);
+      free_aligned(block);
     };
     return options;
   }

@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "base/memory.h"
+#include "base/system.h"
 #include "base/test.h"
 
 namespace obn::convolution::direct {
@@ -63,11 +63,11 @@ struct Work {
 
   explicit Work(size_t n) : bytes(n) {
     const size_t all = (n + kFence + kAlignment - 1) / kAlignment * kAlignment;
-    data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, all));
+    data = static_cast<std::byte*>(allocate_aligned(kAlignment, all));
     std::memset(data, 0xff, all);
     std::memset(scratch(), 0xff, kScratchBytes);
   }
-  ~Work() { std::free(data); }
+  ~Work() { free_aligned(data); }
   bool is_intact() const {
     return std::all_of(data + bytes, data + bytes + kFence, [](std::byte b) { return b == std::byte{0xff}; });
   }

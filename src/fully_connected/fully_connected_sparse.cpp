@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 
@@ -189,8 +190,9 @@ int pack(const Packing& p, Entry* entries, std::initializer_list<const View*> ap
         return fail("output: expected memory apart from what is packed; the two overlap");
     }
   } else {
-    out->data = p.options.get(bytes);
-    if (!out->data) return -1;
+    // without an allocator of the caller's, who then calls free
+    out->data = p.options.alloc ? p.options.get(bytes) : std::malloc(bytes);
+    if (!out->data) return fail("memory: %zu bytes could not be had", bytes);
   }
   auto* block = static_cast<std::byte*>(out->data);
   std::byte *starts = nullptr, *columns = nullptr, *values = block;

@@ -2,8 +2,6 @@
 // bit, so those may depend on the number of threads; the cuts of k depend on k alone.
 #include "gemm/gemm.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -11,6 +9,7 @@
 
 #include "base/memory.h"
 #include "base/pool.h"
+#include "base/system.h"
 #include "base/types.h"
 #include "gemm/gemm_kernels.h"
 
@@ -47,11 +46,8 @@ size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
 
 size_t second_level_cache() {
   static const size_t bytes = [] {
-    long found = 0;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    found = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return found > 0 ? std::clamp(static_cast<size_t>(found), size_t{256} << 10, size_t{2} << 20) : size_t{512} << 10;
+    const size_t found = second_level_cache_bytes();
+    return found > 0 ? std::clamp(found, size_t{256} << 10, size_t{2} << 20) : size_t{512} << 10;
   }();
   return bytes;
 }

@@ -15,6 +15,7 @@
 #include "base/pool.h"
 #include "base/random.h"
 #include "base/status.h"
+#include "base/system.h"
 #include "base/types.h"
 #include "base/view.h"
 #include "openbnns/bnns/random.h"

@@ -12,7 +12,13 @@
 #include <sys/types.h>
 
 /* Exported from the shared library. */
+#if defined(_WIN32) && defined(OBN_BUILDS_LIBRARY)
+#define OBN_API __declspec(dllexport)
+#elif defined(_WIN32)
+#define OBN_API __declspec(dllimport)
+#else
 #define OBN_API __attribute__((visibility("default")))
+#endif
 
 /* C linkage for everything between the two marks. */
 #ifdef __cplusplus

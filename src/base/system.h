@@ -1,0 +1,27 @@
+// What every operating system says differently: memory, threads, cores, chance. Nothing else in the core asks one,
+// except for what only Linux has.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace obn {
+
+// Memory with this alignment (a power of 2), to be given back by free_aligned; NULL when there is none.
+void* allocate_aligned(size_t alignment, size_t bytes);
+void free_aligned(void* block);  // NULL: nothing
+
+// A thread that runs body(argument) and is never joined; false when there cannot be one more.
+bool start_thread(void (*body)(void* argument), void* argument);
+
+void yield_core();     // let another thread have this core, if one waits for it
+size_t count_cores();  // those this process may use, at least 1
+
+// Has body called in the child of every fork, where there are such things; false when that cannot be.
+bool after_fork_in_child(void (*body)());
+
+size_t second_level_cache_bytes();  // of one core, 0: not known
+
+uint64_t unpredictable_seed();  // differs from run to run; 0 when the system has no chance to give
+
+}  // namespace obn
