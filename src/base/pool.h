@@ -63,7 +63,7 @@ void parallel(size_t pieces, size_t threads, double work, const Body& body) {
 
 // Calls body(first, count) for the pieces of [0, total); a single piece stays on this thread and off the pool. Pieces
 // take about kUsualPiece, which is what families that walk over values make them for, or as long as `each` says.
-inline constexpr double kUsualPiece = 4000.0;
+inline constexpr double kUsualPiece = 8000.0;
 template <class Body>
 void by_pieces(size_t total, size_t piece, size_t thread_limit, const Body& body, double each = kUsualPiece) {
   if (total <= piece) return body(size_t{0}, total);

@@ -59,6 +59,8 @@ struct Moments {
 
 // The same of one run of one sample: the pieces that statistics of channels are put together from, in memory order.
 // They depend on the run alone, so whoever has its values in a cache may gather them (Kernels::run_moments).
+inline constexpr size_t kSumBlock = 4096;  // values that are summed in float before they go into a double
+
 struct RunMoments {
   double mean, squares;
 };

@@ -35,10 +35,17 @@ struct Means {
   float g, g_xhat;
 };
 
+// Samples whose values are summed in float together, and how often there are so many.
+size_t samples_together(const Plan& plan) { return std::max<size_t>(1, kSumBlock / plan.length); }
+size_t sample_parts(const Plan& plan, size_t batch) {
+  return (batch + samples_together(plan) - 1) / samples_together(plan);
+}
+
 struct BackwardWork {
   float* gamma;
   Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
   Means* means;   // (groups)
+  Sums* parts;    // where threads stay with their samples: of some samples and a run
   float* partial; // rows: (blocks, 2, P): dβ, dγ
   float* stage;
 
@@ -46,6 +53,8 @@ struct BackwardWork {
     gamma = is_copied(plan, plan.gamma, batch) ? room->take<float>(plan.gamma.count) : nullptr;
     sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
     means = room->take<Means>(plan.groups(batch));
+    const bool in_order = may_stay_with_samples(plan) && plan.length <= kSumBlock;
+    parts = in_order ? room->take<Sums>(sample_parts(plan, batch), plan.runs) : nullptr;
     partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
     stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
@@ -66,7 +75,7 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
 
 bool streams_gradient(const Plan& plan, size_t batch, bool others_read = false) {
   const size_t bytes = batch * plan.sample() * sizeof(float);
-  return bytes * 2 >= kStreamBytes || (others_read && bytes >= kFewestStreamed && threads_for(plan.threads) > 1);
+  return bytes * 2 >= streamed_bytes(plan.threads) || (others_read && bytes >= kFewestStreamed && threads_for(plan.threads) > 1);
 }
 
 class BackwardCall {
@@ -92,6 +101,8 @@ class BackwardCall {
     }
     if (plan_.is_columns()) {
       by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
+    } else if (work_.parts && !stages_ && !sink_ && !twin_ && stays_with_samples(plan_, batch_)) {
+      run_in_order();
     } else {
       by_groups(plan_, batch_, [&](size_t first, size_t end) {
         bool is_summed = false;
@@ -109,10 +120,7 @@ class BackwardCall {
       by_column_blocks(plan_, count, [&](size_t block) { input_columns(block, first, count); });
       return;
     }
-    const size_t runs = count * plan_.runs;
-    by_pieces(runs, groups_together(runs, plan_.length), plan_.threads, [&](size_t from, size_t some) {
-      for (size_t k = from; k < from + some; ++k) input_run(first, k / plan_.runs, k % plan_.runs);
-    });
+    by_runs(plan_, count, [&](size_t s, size_t run) { input_run(first, s, run, false); }, [] {});
   }
 
  private:
@@ -172,6 +180,40 @@ class BackwardCall {
   // Where the sums of a group's channels go.
   Sums* sums_at(const Span& span, size_t g) const {
     return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
+  }
+
+  // Batch norm: the sums of some samples at a time, then those of every channel, then the input gradient, all in the order
+  // of memory. The kernel sums so many samples in float, too, so bits are those of group().
+  void run_in_order() {
+    const size_t together = samples_together(plan_), parts = sample_parts(plan_, batch_);
+    by_runs(
+        plan_, parts,
+        [&](size_t part, size_t run) {
+          const Span span = {part * together, std::min(together, batch_ - part * together), run * plan_.length,
+                             plan_.length};
+          Gradient job = job_of(span, run, nullptr);
+          job.count = span.samples;
+          set_channel(&job, run);
+          work_.parts[part * plan_.runs + run] = plan_.kernels->channel_sums(job);
+        },
+        [] {});
+    const PerChannel gamma = {gamma_, kOne};
+    for (size_t run = 0; run < plan_.runs; ++run) {
+      Sums all;
+      for (size_t part = 0; part < parts; ++part) {
+        all.dz += work_.parts[part * plan_.runs + run].dz;
+        all.dz_xhat += work_.parts[part * plan_.runs + run].dz_xhat;
+      }
+      work_.sums[run] = all;
+      const double scale = static_cast<double>(gamma[run]);
+      work_.means[run] = means_of({scale * all.dz, scale * all.dz_xhat}, static_cast<double>(batch_ * plan_.length));
+    }
+    if (!dx_.is_given()) return;
+    by_runs(
+        plan_, batch_, [&](size_t n, size_t run) { input_run(0, n, run, stream_); },
+        [&] {
+          if (stream_) plan_.kernels->end_streams();
+        });
   }
 
   // Its sums may have been gathered already; those of the next group are gathered while this one's gradient is
@@ -267,7 +309,7 @@ class BackwardCall {
   }
 
   // Run r of sample first + s.
-  void input_run(size_t first, size_t s, size_t r) const {
+  void input_run(size_t first, size_t s, size_t r, bool streams) const {
     const Span span = {first + s, 1, r * plan_.length, plan_.length};
     const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
     float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
@@ -284,6 +326,7 @@ class BackwardCall {
     }
     Gradient job = job_of(span, g, stage);
     job.dx = {dx, 0};
+    job.stream = streams;
     set_means(&job, g);
     set_channel(&job, r);
     plan_.kernels->channel_gradient(job);

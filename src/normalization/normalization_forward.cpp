@@ -52,6 +52,7 @@ void add_runs(const RunMoments* runs, size_t step, size_t count, size_t length, 
 struct ForwardWork {
   float *gamma, *beta;
   double *mean, *variance;  // (groups), for the running statistics
+  RunMoments* moments;      // (N, R), where threads stay with their samples
   float* stage;             // (N, R, P), where a group does not fit into scratch
 
   ForwardWork(const Plan& plan, size_t batch, bool training, bool stages, Room* room) {
@@ -60,6 +61,7 @@ struct ForwardWork {
     const bool updates = training && (plan.moving_mean || plan.moving_variance);
     mean = updates ? room->take<double>(plan.groups(batch)) : nullptr;
     variance = updates ? room->take<double>(plan.groups(batch)) : nullptr;
+    moments = training && may_stay_with_samples(plan) ? room->take<RunMoments>(batch, plan.runs) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
     stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
   }
@@ -76,7 +78,7 @@ class ForwardCall {
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
     const bool copies = state && (state->copy || source);
-    const bool streams = bytes * (copies ? 2 : 1) >= kStreamBytes;
+    const bool streams = bytes * (copies ? 2 : 1) >= streamed_bytes(plan.threads);
     stream_y_ = streams && y_ready_ && acts_in_kernel();
     stream_copy_ = streams && copies;
     if (!state) return;
@@ -100,7 +102,7 @@ class ForwardCall {
   void run() {
     if (plan_.is_columns()) {
       by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
-    } else if (moments_ && state_ && plan_.spans_batch() && x_ready_ && y_ready_) {
+    } else if (state_ && plan_.spans_batch() && x_ready_ && y_ready_ && (moments_ || finds_moments())) {
       run_in_order();
     } else {
       by_groups(plan_, batch_, [&](size_t first, size_t end) {
@@ -120,6 +122,7 @@ class ForwardCall {
   }
 
  private:
+  bool finds_moments() const { return !source_ && work_.moments && stays_with_samples(plan_, batch_); }
   bool acts_in_kernel() const { return plan_.activation.is_identity() || plan_.is_relu; }
   float low() const { return plan_.is_relu ? 0.0f : -std::numeric_limits<float>::infinity(); }
 
@@ -175,9 +178,19 @@ class ForwardCall {
     return gathers;
   }
 
-  // Batch norm whose moments are all known: the statistics of every channel, then y in the order of memory. Runs of one
-  // channel lie on pages far apart.
-  void run_in_order() const {
+  // Batch norm whose moments are all known, or found now: the statistics of every channel, then y in the order of memory.
+  // Runs of one channel lie on pages far apart.
+  void run_in_order() {
+    if (!moments_) {
+      by_runs(
+          plan_, batch_,
+          [&](size_t n, size_t run) {
+            const Runs x = {address(x_, n, run * plan_.length), 0};
+            plan_.kernels->run_moments(x, 1, plan_.length, work_.moments + n * plan_.runs + run);
+          },
+          [] {});
+      moments_ = work_.moments;
+    }
     by_groups(plan_, batch_, [&](size_t first, size_t end) {
       for (size_t g = first; g < end; ++g) {
         Moments m = moments_of({}, g, batch_, plan_.runs);
@@ -186,22 +199,24 @@ class ForwardCall {
         keep(g, standard_of(m.mean, variance, plan_.epsilon));
       }
     });
-    const size_t runs = batch_ * plan_.runs;
-    by_pieces(runs, groups_in_line(runs, plan_.length, plan_.threads), plan_.threads, [&](size_t first, size_t count) {
-      for (size_t k = first; k < first + count; ++k) {
-        const size_t n = k / plan_.runs, run = k % plan_.runs;
-        Forward job;
-        job.count = 1;
-        job.length = plan_.length;
-        job.x = {address(x_, n, run * plan_.length), 0};
-        job.y = {address(y_, n, run * plan_.length), 0};
-        job.standard = {state_->mean[run], state_->r[run], state_->rest[run]};
-        job.low = low();
-        job.stream_y = stream_y_;
-        forward_runs(job, run, 1, true);
-      }
-      if (stream_y_) plan_.kernels->end_streams();
-    });
+    by_runs(
+        plan_, batch_,
+        [&](size_t n, size_t run) {
+          Forward job;
+          job.count = 1;
+          job.length = plan_.length;
+          job.x = {address(x_, n, run * plan_.length), 0};
+          job.y = {address(y_, n, run * plan_.length), 0};
+          if (copy()) job.copy = {copy() + n * plan_.sample() + run * plan_.length, 0};
+          job.standard = {state_->mean[run], state_->r[run], state_->rest[run]};
+          job.low = low();
+          job.stream_y = stream_y_;
+          job.stream_copy = stream_copy_;
+          forward_runs(job, run, 1, true);
+        },
+        [&] {
+          if (stream_y_) plan_.kernels->end_streams();
+        });
   }
 
   // Run k of a group.

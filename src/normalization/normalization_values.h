@@ -45,7 +45,7 @@ void column_gradient(const ColumnGradient& job);
 
 namespace {  // nothing here may be shared between targets
 
-constexpr size_t kBlock = 4096;       // values that are summed in float before they go into a double
+constexpr size_t kBlock = obn::normalization::kSumBlock;
 constexpr size_t kWide = 4 * kLanes;  // values that are worked on at a time
 
 // A choice made outside a loop: body(Is<true>{}) or body(Is<false>{}).

@@ -16,11 +16,17 @@ using activation::Cursor;
 using activation::Walk;
 
 inline constexpr size_t kPiece = 16384;  // values of a piece, at least; fewer are not worth a thread
+inline constexpr double kValue = 0.4;    // nanoseconds for one, about
 inline constexpr size_t kBlock = 2048;   // values converted at a time
 inline constexpr size_t kStage = kScratchBytes / 4 - kBlock;  // floats of scratch for one group; a block has the rest
-inline constexpr size_t kStreamBytes = size_t{16} << 20;      // results from this on are written past the caches
+inline constexpr size_t kStreamBytes = size_t{16} << 20;      // of results that the caches of two threads do not hold
 inline constexpr size_t kFewestStreamed = size_t{2} << 20;    // of a gradient that other threads read
 inline constexpr float kOne = 1.0f, kZero = 0.0f;
+
+// Results of so many bytes are written past the caches: those of several threads hold more.
+inline size_t streamed_bytes(size_t thread_limit) {
+  return kStreamBytes * std::max<size_t>(1, threads_for(thread_limit) / 2);
+}
 
 inline const activation::Kernels& conversion() { return activation::targets.best(); }
 
@@ -39,17 +45,49 @@ inline size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) 
 template <class Body>
 void by_column_blocks(const Plan& plan, size_t samples, const Body& body) {
   const size_t blocks = (plan.runs + kColumns - 1) / kColumns;
-  by_pieces(blocks, groups_together(blocks, samples * kColumns), plan.threads, [&](size_t first, size_t count) {
-    for (size_t k = first; k < first + count; ++k) body(k);
-  });
+  const size_t piece = groups_together(blocks, samples * kColumns);
+  by_pieces(
+      blocks, piece, plan.threads,
+      [&](size_t first, size_t count) {
+        for (size_t k = first; k < first + count; ++k) body(k);
+      },
+      kValue * piece * samples * kColumns);
 }
 
 // body(first, end) for groups that follow one another.
 template <class Body>
 void by_groups(const Plan& plan, size_t batch, const Body& body) {
   const size_t groups = plan.groups(batch);
-  by_pieces(groups, groups_in_line(groups, plan.group_values(batch), plan.threads), plan.threads,
-            [&](size_t first, size_t count) { body(first, first + count); });
+  const size_t piece = groups_in_line(groups, plan.group_values(batch), plan.threads);
+  by_pieces(
+      groups, piece, plan.threads, [&](size_t first, size_t count) { body(first, first + count); },
+      kValue * piece * plan.group_values(batch));
+}
+
+// body(sample, run) for every run of `samples` samples in the order of memory, end() behind every piece.
+template <class Body, class End>
+void by_runs(const Plan& plan, size_t samples, const Body& body, const End& end) {
+  const size_t runs = samples * plan.runs, piece = groups_in_line(runs, plan.length, plan.threads);
+  by_pieces(
+      runs, piece, plan.threads,
+      [&](size_t first, size_t count) {
+        for (size_t k = first; k < first + count; ++k) body(k / plan.runs, k % plan.runs);
+        end();
+      },
+      kValue * piece * plan.length);
+}
+
+// Batch norm of many threads: each stays with some samples, as the layers before and after it do, and finds their values
+// in its own caches. One or two go channel by channel, where a channel's values are still near when they are needed again.
+// What it needs is counted for any number of threads: that may change between counting and running.
+inline bool may_stay_with_samples(const Plan& plan) {
+  return plan.spans_batch() && !plan.is_rows && !plan.is_columns();
+}
+inline bool stays_with_samples(const Plan& plan, size_t batch) {
+  constexpr size_t kManyThreads = 4, kFewestValues = size_t{1} << 17;
+  const size_t threads = threads_for(plan.threads);
+  return may_stay_with_samples(plan) && threads >= kManyThreads && batch >= threads &&
+         batch * plan.sample() >= kFewestValues;
 }
 
 // ---- workspace: counted first, then placed ----
