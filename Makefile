@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench docs clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint wheel bench docs record-bits clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -23,6 +23,16 @@ test-cpp: $(VENV)/installed
 	$(BIN)/cmake -S . -B build/python -DOPENBNNS_TESTS=ON
 	$(BIN)/cmake --build build/python -j $(JOBS)
 	cd build/python && $(CURDIR)/$(BIN)/ctest --output-on-failure
+
+# The table of results that no compiler may change (src/base/bits_test.cpp), for the instruction sets of this machine
+# and, after `make arm`, for ARM.
+record-bits: $(VENV)/installed
+	$(BIN)/cmake -S . -B build/python -DOPENBNNS_TESTS=ON
+	$(BIN)/cmake --build build/python --target core_test -j $(JOBS)
+	for isa in portable avx2 avx512 amx; do \
+	  OPENBNNS_ISA=$$isa build/python/core_test --record-bits src/base/bits.inc; done
+	if [ -x build/arm/core_test ]; then \
+	  qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/core_test --record-bits src/base/bits.inc; fi
 
 # The same with clang: both compilers, warnings are errors in both.
 test-cpp-clang: $(VENV)/tools

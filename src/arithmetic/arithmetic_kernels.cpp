@@ -136,9 +136,9 @@ OBN_INLINE F atan(F x) {
   I far = size > 2.41421356f, near = size < 0.414213562f;
   F t = far ? -1.0f / size : (near ? size : (size - 1.0f) / (size + 1.0f));
   F z = t * t;
-  F tail = t * z * polynomial(z, {-3.33333164e-1f, 1.99984610e-1f, -1.42433107e-1f, 1.05920777e-1f, -6.07360974e-2f});
+  F series = polynomial(z, {-3.33333164e-1f, 1.99984610e-1f, -1.42433107e-1f, 1.05920777e-1f, -6.07360974e-2f});
   F turn = far ? splat(1.57079633f) : (near ? splat(0.0f) : splat(0.785398163f));
-  return copysign(turn + (t + tail), x);
+  return copysign(turn + fma(t * z, series, t), x);
 }
 
 // asin x for |x| <= 1/2
@@ -656,7 +656,7 @@ struct SweptSum {
     for (; i + kLanes <= to; i += kLanes) add(0, i);
     if (i == to) return;
     const F rest = load_first(p + i, to - i);
-    total[1] += products ? rest * load_first(other + i, to - i) : rest;
+    total[1] = products ? fma(rest, load_first(other + i, to - i), total[1]) : total[1] + rest;
   }
 };
 

@@ -7,8 +7,14 @@ Case* Case::first = nullptr;
 int failures = 0;
 }  // namespace obn::test
 
+namespace obn::test {
+int record_bits(const char* path);  // bits_test.cpp
+}
+
 // core_test [WORD]: runs the cases whose name contains WORD.
+// core_test --record-bits PATH: writes the table of bits_test.cpp.
 int main(int count, char** arguments) {
+  if (count == 3 && std::strcmp(arguments[1], "--record-bits") == 0) return obn::test::record_bits(arguments[2]);
   int ran = 0, failed = 0;
   for (auto* test = obn::test::Case::first; test; test = test->next) {
     if (count > 1 && !std::strstr(test->name, arguments[1])) continue;

@@ -1,5 +1,6 @@
 // Convolution, the desk of backward calls: all gradients at once, in parts of the samples, or channel by channel.
 #include <algorithm>
+#include <iterator>
 
 #include "base/status.h"
 #include "convolution/convolution_filter.h"

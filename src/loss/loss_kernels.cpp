@@ -153,10 +153,10 @@ struct ValueLoop {
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     const Both both = function(load_part(run.x + i, n), load_part(run.l + i, n));
     const F w = weights.at(i, n);
-    if constexpr (sums || keeps) {
-      const F y = w * both.loss;
-      if constexpr (keeps) store_part(run.y + i, y, n);
-      if constexpr (sums) total[half] += n == kLanes ? y : first_lanes(y, n);  // f(0, 0) need not be 0
+    if constexpr (keeps) store_part(run.y + i, w * both.loss, n);
+    if constexpr (sums) {
+      const F added = fma(w, both.loss, total[half]);
+      total[half] = n == kLanes ? added : (iota() < static_cast<int32_t>(n) ? added : total[half]);
     }
     if constexpr (slopes) store_part(run.dx + i, (factor * w) * both.slope, n);
   }

@@ -32,16 +32,43 @@ OBN_INLINE W fma(W a, W b, W c) {
   return a * b + c;
 #endif
 }
-OBN_INLINE D fma(D a, D b, D c) {
-  W x[2], y[2], z[2];
-  std::memcpy(x, &a, sizeof a);
-  std::memcpy(y, &b, sizeof b);
-  std::memcpy(z, &c, sizeof c);
-  for (size_t i = 0; i < 2; ++i) z[i] = fma(x[i], y[i], z[i]);
-  std::memcpy(&c, z, sizeof c);
-  return c;
+OBN_INLINE W fnma(W a, W b, W c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<W>(
+      _mm512_fnmadd_pd(reinterpret_cast<__m512d>(a), reinterpret_cast<__m512d>(b), reinterpret_cast<__m512d>(c)));
+#elif defined(__FMA__)
+  return reinterpret_cast<W>(
+      _mm256_fnmadd_pd(reinterpret_cast<__m256d>(a), reinterpret_cast<__m256d>(b), reinterpret_cast<__m256d>(c)));
+#elif defined(__ARM_FEATURE_FMA)
+  return reinterpret_cast<W>(
+      vfmsq_f64(reinterpret_cast<float64x2_t>(c), reinterpret_cast<float64x2_t>(a), reinterpret_cast<float64x2_t>(b)));
+#else
+  return c - a * b;
+#endif
 }
-OBN_INLINE D fnma(D a, D b, D c) { return fma(-a, b, c); }
+
+// The registers of a D.
+struct Halves {
+  W low, high;
+};
+OBN_INLINE Halves halves(D v) {
+  Halves h;
+  std::memcpy(&h, &v, sizeof v);
+  return h;
+}
+OBN_INLINE D whole(Halves h) {
+  D v;
+  std::memcpy(&v, &h, sizeof v);
+  return v;
+}
+OBN_INLINE D fma(D a, D b, D c) {
+  const Halves x = halves(a), y = halves(b), z = halves(c);
+  return whole({fma(x.low, y.low, z.low), fma(x.high, y.high, z.high)});
+}
+OBN_INLINE D fnma(D a, D b, D c) {
+  const Halves x = halves(a), y = halves(b), z = halves(c);
+  return whole({fnma(x.low, y.low, z.low), fnma(x.high, y.high, z.high)});
+}
 
 template <size_t n>
 OBN_INLINE D wide_polynomial(D x, const double (&c)[n]) {
