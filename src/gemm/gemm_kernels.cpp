@@ -78,12 +78,7 @@ struct Half {
   OBN_INLINE F whole(const uint16_t* p) { return kBrain ? load_bfloat16(p) : load_float16(p); }
   OBN_INLINE F some(const uint16_t* p, size_t n) {
     uint16_t lanes[kLanes];
-#if defined(__AVX512BW__)
-    const __m256i values = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
-    std::memcpy(lanes, &values, sizeof lanes);
-#else
     copy_first(p, n, lanes);
-#endif
     return whole(lanes);
   }
   OBN_INLINE void put(uint16_t* p, F v) { kBrain ? store_bfloat16(p, v) : store_float16(p, v); }
@@ -481,12 +476,7 @@ struct DotBrain {  // even values, then odd ones: cheaper than in their order
   }
   OBN_INLINE void read_some(const uint16_t* p, size_t n, F (&v)[2]) {
     uint16_t values[2 * kLanes];
-#if defined(__AVX512BW__)
-    const __m512i some = _mm512_maskz_loadu_epi16((1u << n) - 1, p);
-    std::memcpy(values, &some, sizeof values);
-#else
     copy_first(p, n, values);
-#endif
     read(values, v);
   }
 };

@@ -23,14 +23,10 @@ struct Brain {
       std::memcpy(&v, p, sizeof v);
       return v;
     }
-#if defined(__AVX512BW__)
-    return reinterpret_cast<F>(_mm512_maskz_loadu_epi16((1u << n) - 1, p));
-#else
     uint16_t values[2 * kLanes];
     copy_first(p, n, values);
     std::memcpy(&v, values, sizeof v);
     return v;
-#endif
   }
 
   // The first kLanes of the n > 0 values at p, in the lower halves of words.

@@ -46,12 +46,24 @@ OBN_INLINE U load_words(const uint16_t* p) {
   return __builtin_convertvector(half, U);
 #endif
 }
-// The first n <= kCount values at p, zeros behind them. Of a plain loop compilers make a call of memcpy, around which
-// all vector registers are saved.
+// The first n < kCount values at p, zeros behind them; kCount is kLanes or twice that.
 template <size_t kCount>
 OBN_INLINE void copy_first(const uint16_t* p, size_t n, uint16_t (&to)[kCount]) {
-#pragma GCC unroll 32
+#if defined(__AVX512BW__)
+  if constexpr (kCount == kLanes) {
+    const __m256i values = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+    std::memcpy(to, &values, sizeof to);
+  } else {
+    const __m512i values = _mm512_maskz_loadu_epi16((1u << n) - 1, p);
+    std::memcpy(to, &values, sizeof to);
+  }
+#elif defined(__ARM_NEON)  // of the loop below clang makes a call of memcpy, around which it saves all registers
+#pragma GCC unroll 8
   for (size_t i = 0; i < kCount; ++i) to[i] = i < n ? p[i] : uint16_t{0};
+#else
+  std::memset(to, 0, sizeof to);
+  for (size_t i = 0; i < n; ++i) to[i] = p[i];
+#endif
 }
 OBN_INLINE F load_bfloat16(const uint16_t* p) { return from_bits(reinterpret_cast<I>(load_words(p) << 16)); }
 // In the lower halves of the lanes.
