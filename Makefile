@@ -71,7 +71,7 @@ arm arm-clang: $(VENV)/tools
 build/zig/c++: $(VENV)/tools
 	$(BIN)/pip install -q --disable-pip-version-check ziglang==0.17.0
 	mkdir -p build/zig
-	for tool in cc c++; do printf '#!/bin/sh\nexec %s %s -target aarch64-linux-gnu.2.17 "$$@"\n' "$(ZIG)" $$tool \
+	for tool in cc c++; do printf '#!/bin/sh\nexec %s %s -target aarch64-linux-gnu.2.28 "$$@"\n' "$(ZIG)" $$tool \
 	  > build/zig/$$tool; done
 	for tool in ar ranlib; do printf '#!/bin/sh\nexec %s %s "$$@"\n' "$(ZIG)" $$tool > build/zig/$$tool; done
 	chmod +x build/zig/*
