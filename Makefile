@@ -6,8 +6,8 @@ JOBS := $(shell getconf _NPROCESSORS_ONLN)
 # Warnings are errors where it is ON, as .ci/run asks; the next compiler's new warnings stop nobody else.
 WERROR ?= OFF
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm lint \
-  includes wheel wheels wheels-test wheels-arm-test sdist debian13 bench docs record-bits clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm arm-clang \
+  lint includes wheel wheels wheels-test wheels-arm-test sdist debian13 bench docs record-bits clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -34,8 +34,8 @@ record-bits: $(VENV)/installed
 	$(BIN)/cmake --build build/python --target core_test -j $(JOBS)
 	for isa in portable avx2 avx512 amx; do \
 	  OPENBNNS_ISA=$$isa build/python/core_test --record-bits src/base/bits.inc; done
-	if [ -x build/arm/core_test ]; then \
-	  qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/core_test --record-bits src/base/bits.inc; fi
+	if [ -x build/arm/core_test ]; then for isa in neon neon_bf16; do \
+	  OPENBNNS_ISA=$$isa $(QEMU) -cpu max build/arm/core_test --record-bits src/base/bits.inc; done; fi
 
 # The same with clang.
 test-cpp-clang: $(VENV)/tools
@@ -56,13 +56,29 @@ sanitize-address sanitize-thread: $(VENV)/tools
 	$(BIN)/cmake --build build/$(KIND) --target core_test -j $(JOBS)
 	build/$(KIND)/core_test
 
-# The core for ARM, its tests run by qemu-user. Needs g++-aarch64-linux-gnu and qemu-user.
-arm: $(VENV)/tools
-	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
-	  -DOPENBNNS_WERROR=$(WERROR) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-	  -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
-	$(BIN)/cmake --build build/arm --target core_test -j $(JOBS)
-	qemu-aarch64 -L /usr/aarch64-linux-gnu build/arm/core_test
+# The core for ARM, its tests run by qemu-user, as a processor with bfloat16 instructions, and those of products as
+# one without. Needs
+# g++-aarch64-linux-gnu and qemu-user. arm-clang: the same by zig, the compiler of our wheels.
+QEMU := qemu-aarch64 -L /usr/aarch64-linux-gnu
+ZIG := $(CURDIR)/$(BIN)/python -m ziglang
+arm: COMPILERS := -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+arm-clang: COMPILERS := -DCMAKE_C_COMPILER=$(CURDIR)/build/zig/cc -DCMAKE_CXX_COMPILER=$(CURDIR)/build/zig/c++ \
+  -DCMAKE_AR=$(CURDIR)/build/zig/ar -DCMAKE_RANLIB=$(CURDIR)/build/zig/ranlib
+arm-clang: build/zig/c++
+arm arm-clang: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
+	  -DOPENBNNS_WERROR=$(WERROR) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 $(COMPILERS)
+	$(BIN)/cmake --build build/$@ --target core_test -j $(JOBS)
+	$(QEMU) -cpu cortex-a72 build/$@/core_test gemm
+	$(QEMU) -cpu max build/$@/core_test
+
+build/zig/c++: $(VENV)/tools
+	$(BIN)/pip install -q --disable-pip-version-check ziglang==0.17.0
+	mkdir -p build/zig
+	for tool in cc c++; do printf '#!/bin/sh\nexec %s %s -target aarch64-linux-gnu.2.28 "$$@"\n' "$(ZIG)" $$tool \
+	  > build/zig/$$tool; done
+	for tool in ar ranlib; do printf '#!/bin/sh\nexec %s %s "$$@"\n' "$(ZIG)" $$tool > build/zig/$$tool; done
+	chmod +x build/zig/*
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check python tests benchmarks examples packaging

@@ -436,7 +436,9 @@ np.savez(os.environ["RESULTS"], **arrays)
 """
 
 AVAILABLE = [
-    name for name in ("portable", "avx2", "avx512", "neon") if c.obn_isa_available(name) == 1
+    name
+    for name in ("portable", "avx2", "avx512", "neon", "neon_bf16")
+    if c.obn_isa_available(name) == 1
 ]
 
 

@@ -7,7 +7,7 @@ from openbnns import c
 
 def test_library_answers():
     assert openbnns.version() == openbnns.__version__
-    assert openbnns.isa() in ("portable", "avx2", "avx512", "amx", "neon")
+    assert openbnns.isa() in ("portable", "avx2", "avx512", "amx", "neon", "neon_bf16")
     assert openbnns.library_path().is_file()
     assert (openbnns.include_dir() / "openbnns" / "bnns.h").is_file()
     assert any(openbnns.support().values())

@@ -36,7 +36,7 @@ OBN_API void obn_set_num_threads(size_t n);
 /* The limit in force, never 0. */
 OBN_API size_t obn_get_num_threads(void);
 
-/* Instruction set in use: "portable", "avx2", "avx512", "amx" or "neon". */
+/* Instruction set in use: "portable", "avx2", "avx512", "amx", "neon" or "neon_bf16". */
 OBN_API const char *obn_isa(void);
 
 /* One sentence saying why that instruction set was chosen. */

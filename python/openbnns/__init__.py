@@ -241,7 +241,8 @@ def version() -> str:
 
 
 def isa() -> str:
-    """Instruction set in use: ``"portable"``, ``"avx2"``, ``"avx512"``, ``"amx"`` or ``"neon"``.
+    """Instruction set in use: ``"portable"``, ``"avx2"``, ``"avx512"``, ``"amx"``, on ARM
+    ``"neon"`` or, with products of bfloat16, ``"neon_bf16"``.
 
     See also: ``obn_isa``; the environment variable ``OPENBNNS_ISA`` asks for a lower one.
     """
@@ -307,7 +308,7 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
         precision: ``"highest"``: float32 throughout, as at the start. ``"high"``: operands may be
             split into bfloat16 pieces that keep at least 16 bits (no machine is faster so today).
             ``"medium"``: operands may be rounded to bfloat16; sums stay float32. That needs
-            AVX512_BF16 or AMX.
+            AVX512_BF16, AMX or FEAT_BF16 of ARM.
 
     Raises:
         ValueError: any other word.

@@ -29,7 +29,7 @@ namespace {
 
 // ---- the table ----
 
-constexpr const char* kSets[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "neon"};
+constexpr const char* kSets[] = {"portable", "avx2", "avx512", "avx512_bf16", "amx", "neon", "neon_bf16"};
 constexpr size_t kSetCount = std::size(kSets);
 
 struct Row {
@@ -804,9 +804,9 @@ int record_bits(const char* path) {
     char line[300], name[200];
     while (std::fgets(line, sizeof line, old)) {
       unsigned h[kSetCount];
-      static_assert(kSetCount == 6);
-      constexpr char kForm[] = " {{%x, %x, %x, %x, %x, %x}, \"%199[^\"]";
-      if (std::sscanf(line, kForm, &h[0], &h[1], &h[2], &h[3], &h[4], &h[5], name) != 7) continue;
+      static_assert(kSetCount == 7);
+      constexpr char kForm[] = " {{%x, %x, %x, %x, %x, %x, %x}, \"%199[^\"]";
+      if (std::sscanf(line, kForm, &h[0], &h[1], &h[2], &h[3], &h[4], &h[5], &h[6], name) != 8) continue;
       for (size_t i = 0; i < all.size(); ++i)
         if (all[i].name == name) table[i].assign(h, h + kSetCount);
     }

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 
 #if defined(OBN_X86)
 #include <cpuid.h>
@@ -13,6 +12,15 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
+#elif defined(OBN_ARM)
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(_WIN32)
+#include <windows.h>
 #endif
 #endif
 
@@ -94,6 +102,31 @@ Features detect() {
   return found;
 }
 
+#elif defined(OBN_ARM)
+
+struct Features {
+  bool bfloat16_dots = false;  // FEAT_BF16: the instructions bfdot and bfmmla
+};
+
+Features detect() {
+  Features found;
+#if defined(__linux__)
+  found.bfloat16_dots = getauxval(AT_HWCAP2) & HWCAP2_BF16;
+#elif defined(__APPLE__)
+  int value = 0;
+  size_t size = sizeof value;
+  found.bfloat16_dots = sysctlbyname("hw.optional.arm.FEAT_BF16", &value, &size, nullptr, 0) == 0 && value != 0;
+#elif defined(_WIN32)
+  constexpr DWORD kBf16 = 68;  // PF_ARM_V86_BF16_INSTRUCTIONS_AVAILABLE, which older headers lack
+  found.bfloat16_dots = IsProcessorFeaturePresent(kBf16) != 0;
+#endif
+  return found;
+}
+
+#endif
+
+#if defined(OBN_X86) || defined(OBN_ARM)
+
 const Features& features() {
   static const Features found = detect();
   return found;
@@ -109,7 +142,7 @@ struct Choice {
 Choice choose() {
   Choice choice;
   Isa best = Isa::portable;
-  for (Isa candidate : {Isa::avx2, Isa::avx512, Isa::amx})
+  for (Isa candidate : kAllIsas)
     if (has_isa(candidate)) best = candidate;
   choice.isa = best;
   const char* asked = std::getenv("OPENBNNS_ISA");
@@ -117,7 +150,7 @@ Choice choose() {
     std::snprintf(choice.reason, sizeof choice.reason, "%s is the best this machine has", name_of(best));
     return choice;
   }
-  for (Isa candidate : {Isa::portable, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (Isa candidate : kAllIsas) {
     if (std::strcmp(asked, name_of(candidate)) != 0) continue;
     if (candidate <= best) {
       choice.isa = candidate;
@@ -148,6 +181,10 @@ bool has_isa(Isa wanted) {
     case Isa::avx2: return features().avx2;
     case Isa::avx512: return features().avx512;
     case Isa::amx: return features().amx;
+    case Isa::neon_bf16: return false;
+#elif defined(OBN_ARM)
+    case Isa::neon_bf16: return features().bfloat16_dots;
+    default: return false;
 #else
     default: return false;
 #endif
@@ -156,7 +193,7 @@ bool has_isa(Isa wanted) {
 }
 
 bool has_bfloat16_dots() {
-#if defined(OBN_X86)
+#if defined(OBN_X86) || defined(OBN_ARM)
   return features().bfloat16_dots;
 #else
   return false;
@@ -170,6 +207,7 @@ const char* name_of(Isa isa) {
 #else
     case Isa::portable: return "portable";
 #endif
+    case Isa::neon_bf16: return "neon_bf16";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";
     case Isa::amx: return "amx";
@@ -194,7 +232,7 @@ const char* obn_isa_reason(void) { return obn::choice().reason; }
 
 int obn_isa_available(const char* name) {
   if (!name) return 0;
-  for (obn::Isa candidate : {obn::Isa::portable, obn::Isa::avx2, obn::Isa::avx512, obn::Isa::amx})
+  for (obn::Isa candidate : obn::kAllIsas)
     if (std::strcmp(name, obn::name_of(candidate)) == 0) return obn::has_isa(candidate);
   return 0;
 }

@@ -3,13 +3,15 @@
 
 namespace obn {
 
-// Worst first, so that comparison means "at least". On ARM the portable code is the NEON code.
-enum class Isa { portable, avx2, avx512, amx };
+// Worst first, so that comparison means "at least". On ARM the portable code is the NEON code; neon_bf16 has products of
+// bfloat16 besides.
+enum class Isa { portable, neon_bf16, avx2, avx512, amx };
+inline constexpr Isa kAllIsas[] = {Isa::portable, Isa::neon_bf16, Isa::avx2, Isa::avx512, Isa::amx};
 
 Isa isa();                      // chosen once, at first use: the best there is, or what OPENBNNS_ISA names if lower
 bool has_isa(Isa isa);          // the machine can run it
-bool has_bfloat16_dots();       // AVX512_BF16, which some with avx512 have and all with amx
-const char* name_of(Isa isa);   // "portable" ("neon" on ARM), "avx2", "avx512", "amx"
+bool has_bfloat16_dots();       // AVX512_BF16, which some with avx512 have and all with amx; FEAT_BF16 of neon_bf16
+const char* name_of(Isa isa);   // "portable" ("neon" on ARM), "neon_bf16", "avx2", "avx512", "amx"
 
 // A family's table of kernels, one pointer per compiled target (NULL where a target was not compiled: then the next
 // lower one serves; portable is always there).

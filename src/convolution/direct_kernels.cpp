@@ -133,9 +133,10 @@ template <size_t kRows, size_t kVectors, bool kCopies>
         from += b_step;
         copy += kTileColumns;
       }
+      const SideBySide<FusedStep, kRows> rows(a);
 #pragma GCC unroll 16
       for (size_t i = 0; i < kRows; ++i) {
-        const F left = splat(a[i]);
+        const auto left = rows[i];
 #pragma GCC unroll 2
         for (size_t v = 0; v < kVectors; ++v) sum[i][v] = fma(left, right[v], sum[i][v]);
       }
@@ -189,9 +190,10 @@ template <size_t kRows>
       const float* a = t.a + t.offsets[p];
       __builtin_prefetch(next, 0, 2);
       const F b0 = load(b), b1 = load(b + kLanes);
+      const SideBySide<FusedStep, kRows> pixels(a);
 #pragma GCC unroll 16
       for (size_t i = 0; i < kRows; ++i) {
-        const F v = splat(a[i]);
+        const auto v = pixels[i];
         left[i] = fma(v, b0, left[i]);
         right[i] = fma(v, b1, right[i]);
       }
@@ -217,8 +219,9 @@ static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
     multiply_turned<4>, multiply_turned<5>, multiply_turned<6>};
 #else
 static constexpr MultiplyTurned multiplies_turned[kTileRows + 1] = {
-    nullptr,            multiply_turned<1>, multiply_turned<2>, multiply_turned<3>, multiply_turned<4>,
-    multiply_turned<5>, multiply_turned<6>, multiply_turned<7>, multiply_turned<8>};
+    nullptr,             multiply_turned<1>,  multiply_turned<2>, multiply_turned<3>, multiply_turned<4>,
+    multiply_turned<5>,  multiply_turned<6>,  multiply_turned<7>, multiply_turned<8>, multiply_turned<9>,
+    multiply_turned<10>, multiply_turned<11>, multiply_turned<12>};
 #endif
 
 using Multiply = void (*)(const Product&);
@@ -240,7 +243,8 @@ struct Multiplies {
   static constexpr Multiply of[] = {
       nullptr, multiply<1, kVectors, kCopies>, multiply<2, kVectors, kCopies>, multiply<3, kVectors, kCopies>,
       multiply<4, kVectors, kCopies>, multiply<5, kVectors, kCopies>, multiply<6, kVectors, kCopies>,
-      multiply<7, kVectors, kCopies>, multiply<8, kVectors, kCopies>};
+      multiply<7, kVectors, kCopies>, multiply<8, kVectors, kCopies>, multiply<9, kVectors, kCopies>,
+      multiply<10, kVectors, kCopies>, multiply<11, kVectors, kCopies>, multiply<12, kVectors, kCopies>};
 #endif
 };
 

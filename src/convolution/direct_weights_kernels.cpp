@@ -91,8 +91,8 @@ static constexpr SumPixels sums_of_pixels[kTileRows + 1] = {
     nullptr, sum_pixels<1>, sum_pixels<2>, sum_pixels<3>, sum_pixels<4>, sum_pixels<5>, sum_pixels<6>};
 #else
 static constexpr SumPixels sums_of_pixels[kTileRows + 1] = {
-    nullptr,       sum_pixels<1>, sum_pixels<2>, sum_pixels<3>, sum_pixels<4>,
-    sum_pixels<5>, sum_pixels<6>, sum_pixels<7>, sum_pixels<8>};
+    nullptr,       sum_pixels<1>, sum_pixels<2>, sum_pixels<3>,  sum_pixels<4>,  sum_pixels<5>, sum_pixels<6>,
+    sum_pixels<7>, sum_pixels<8>, sum_pixels<9>, sum_pixels<10>, sum_pixels<11>, sum_pixels<12>};
 #endif
 
 // Where the sums of a panel of a group begin: (channel, used tap, kTileColumns) follow.

@@ -38,8 +38,8 @@ struct Float16 {
   using Stored = uint16_t;
   OBN_INLINE F get(const uint16_t* p) { return load_float16(p); }
   OBN_INLINE F get_first(const uint16_t* p, size_t n) {
-    uint16_t few[kLanes] = {};
-    __builtin_memcpy(few, p, n * sizeof *p);
+    uint16_t few[kLanes];
+    copy_first(p, n, few);
     return load_float16(few);
   }
 };
@@ -47,8 +47,8 @@ struct BFloat16 {
   using Stored = uint16_t;
   OBN_INLINE F get(const uint16_t* p) { return load_bfloat16(p); }
   OBN_INLINE F get_first(const uint16_t* p, size_t n) {
-    uint16_t few[kLanes] = {};
-    __builtin_memcpy(few, p, n * sizeof *p);
+    uint16_t few[kLanes];
+    copy_first(p, n, few);
     return load_bfloat16(few);
   }
 };

@@ -61,6 +61,30 @@ OBN_INLINE void begin(const Product& p, size_t row, size_t column, size_t column
   t->column_bias = first && p.column_bias ? p.column_bias + column : nullptr;
 }
 
+// What multiply_rows of simd/tile.h does with its sums, in the same order, with those of (rows, sums_row); columns
+// are whole vectors there.
+OBN_INLINE void finish(const Tile& t, size_t rows, const float* sums, size_t sums_row) {
+  for (size_t i = 0; i < rows; ++i) {
+    float* c = t.c + i * t.c_row;
+    for (size_t j = 0; j < t.columns; j += kLanes) {
+      const size_t n = t.columns - j;
+      const auto read = [&](const float* p) __attribute__((always_inline)) {
+        return n >= kLanes ? load(p) : load_first(p, n);
+      };
+      F v = load(sums + i * sums_row + j);
+      if (t.alpha != 1.0f) v *= t.alpha;
+      if (t.row_bias) v += t.row_bias[i];
+      if (t.column_bias) v += read(t.column_bias + j);
+      if (t.accumulate) v += read(c + j);
+      if (n >= kLanes) {
+        store(c + j, v);
+      } else {
+        store_first(c + j, v, n);
+      }
+    }
+  }
+}
+
 OBN_INLINE void activate(const Product& p, size_t row, size_t rows, size_t column, size_t columns) {
   if (!p.activation) return;
   for (size_t i = row; i < row + rows; ++i) p.activation->forward(p.c + i * p.c_row + column, columns);

@@ -17,7 +17,7 @@ namespace {
 
 template <size_t kRows>
 void multiply_some(const Tile& t) {
-  const bool packed = t.a_row == 1 && t.a_step == kRows;
+  const bool packed = is_packed(t, kRows);
   if (t.columns == kTileColumns) {
     if (packed) return multiply_rows<kRows, 2, true, true, false>(t, nullptr);
     return multiply_rows<kRows, 2, false, true, false>(t, nullptr);
@@ -43,8 +43,9 @@ const MultiplyTile multiply_tile[kTileRows + 1] = {
     multiply_some<4>, multiply_some<5>, multiply_some<6>};
 #else
 const MultiplyTile multiply_tile[kTileRows + 1] = {
-    nullptr,          multiply_some<1>, multiply_some<2>, multiply_some<3>, multiply_some<4>,
-    multiply_some<5>, multiply_some<6>, multiply_some<7>, multiply_some<8>};
+    nullptr,          multiply_some<1>,  multiply_some<2>,  multiply_some<3>, multiply_some<4>,
+    multiply_some<5>, multiply_some<6>,  multiply_some<7>,  multiply_some<8>, multiply_some<9>,
+    multiply_some<10>, multiply_some<11>, multiply_some<12>};
 #endif
 
 namespace gemm {
@@ -80,19 +81,14 @@ struct Half {
   OBN_INLINE float one(const uint16_t* p) { return kBrain ? float_of_bfloat16(*p) : float_of_float16(*p); }
   OBN_INLINE F whole(const uint16_t* p) { return kBrain ? load_bfloat16(p) : load_float16(p); }
   OBN_INLINE F some(const uint16_t* p, size_t n) {
-    uint16_t lanes[kLanes] = {};
-#if defined(__AVX512BW__)
-    const __m256i values = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
-    std::memcpy(lanes, &values, sizeof lanes);
-#else
-    for (size_t i = 0; i < n; ++i) lanes[i] = p[i];
-#endif
+    uint16_t lanes[kLanes];
+    copy_first(p, n, lanes);
     return whole(lanes);
   }
   OBN_INLINE void put(uint16_t* p, F v) { kBrain ? store_bfloat16(p, v) : store_float16(p, v); }
 };
 
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__F16C__) || defined(__AVX512F__) || defined(__ARM_NEON)
 constexpr bool kConvertsFast = true;  // float16
 #else
 constexpr bool kConvertsFast = false;  // once is enough
@@ -483,13 +479,8 @@ struct DotBrain {  // even values, then odd ones: cheaper than in their order
     v[1] = reinterpret_cast<F>(pairs & 0xffff0000u);
   }
   OBN_INLINE void read_some(const uint16_t* p, size_t n, F (&v)[2]) {
-    uint16_t values[2 * kLanes] = {};
-#if defined(__AVX512BW__)
-    const __m512i some = _mm512_maskz_loadu_epi16((1u << n) - 1, p);
-    std::memcpy(values, &some, sizeof values);
-#else
-    for (size_t i = 0; i < n; ++i) values[i] = p[i];
-#endif
+    uint16_t values[2 * kLanes];
+    copy_first(p, n, values);
     read(values, v);
   }
 };

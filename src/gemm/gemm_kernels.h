@@ -122,7 +122,7 @@ extern const Targets<Kernels> targets;
 bool can_be_pairs(const Product& product);
 
 // The machine's instructions for pairs, NULL where it has none:
-const Packing* dot_pairs();    // AVX512_BF16: two products and sums per lane
+const Packing* dot_pairs();    // AVX512_BF16: two products and sums per lane; FEAT_BF16 of ARM: eight
 const Packing* tile_pairs();   // AMX: whole tiles, if they agree with the software tiles
 const Packing& model_pairs();  // the loops of AMX over software tiles: slow, on every machine, for checks
 

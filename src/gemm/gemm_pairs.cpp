@@ -16,6 +16,10 @@ extern const obn::gemm::Packing pairs;
 namespace obn::amx::gemm {
 extern const obn::gemm::Packing tile_pairs;
 }
+#elif defined(OBN_ARM)
+namespace obn::neon_bf16::gemm {
+extern const obn::gemm::Packing pairs;
+}
 #endif
 
 namespace obn::gemm {
@@ -77,6 +81,7 @@ const Packing& model_pairs() { return portable::gemm::tile_pairs; }
 
 #if defined(OBN_X86)
 
+constexpr Isa kDotPairs = Isa::avx512;  // has them, if the machine does
 const Packing* dot_pairs() { return has_bfloat16_dots() ? &avx512_bf16::gemm::pairs : nullptr; }
 
 const Packing* tile_pairs() {
@@ -84,8 +89,15 @@ const Packing* tile_pairs() {
   return usable ? &amx::gemm::tile_pairs : nullptr;
 }
 
+#elif defined(OBN_ARM)
+
+constexpr Isa kDotPairs = Isa::neon_bf16;
+const Packing* dot_pairs() { return has_bfloat16_dots() ? &neon_bf16::gemm::pairs : nullptr; }
+const Packing* tile_pairs() { return nullptr; }
+
 #else
 
+constexpr Isa kDotPairs = Isa::portable;
 const Packing* dot_pairs() { return nullptr; }
 const Packing* tile_pairs() { return nullptr; }
 
@@ -94,7 +106,7 @@ const Packing* tile_pairs() { return nullptr; }
 const Packing* best_pairs() {
   static const Packing* const best = [] {
     if (const Packing* tiles = isa() >= Isa::amx ? tile_pairs() : nullptr) return tiles;
-    return isa() >= Isa::avx512 ? dot_pairs() : nullptr;
+    return isa() >= kDotPairs ? dot_pairs() : nullptr;
   }();
   return best;
 }

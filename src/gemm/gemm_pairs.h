@@ -27,14 +27,10 @@ struct Brain {
       std::memcpy(&v, p, sizeof v);
       return v;
     }
-#if defined(__AVX512BW__)
-    return reinterpret_cast<F>(_mm512_maskz_loadu_epi16((1u << n) - 1, p));
-#else
-    uint16_t values[2 * kLanes] = {};
-    for (size_t i = 0; i < n; ++i) values[i] = p[i];
+    uint16_t values[2 * kLanes];
+    copy_first(p, n, values);
     std::memcpy(&v, values, sizeof v);
     return v;
-#endif
   }
 
   // The first kLanes of the n > 0 values at p, in the lower halves of words.
@@ -60,6 +56,9 @@ struct Rounded {
     const F high = n >= 2 * kLanes ? load(p + kLanes) : n > kLanes ? load_first(p + kLanes, n - kLanes) : F{};
 #if defined(__AVX512BF16__)
     return reinterpret_cast<F>(_mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(high), reinterpret_cast<__m512>(low)));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return reinterpret_cast<F>(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(reinterpret_cast<float32x4_t>(low)),
+                                                   reinterpret_cast<float32x4_t>(high)));
 #else
     F even, odd;
     split_pairs(low, high, &even, &odd);

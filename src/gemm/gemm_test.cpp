@@ -3,6 +3,7 @@
 #include "gemm/gemm.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -133,7 +134,7 @@ struct PairTarget {
 };
 std::vector<PairTarget> all_pairs() {
   std::vector<PairTarget> all = {{"model tiles", &model_pairs()}};
-  if (dot_pairs()) all.push_back({"AVX512_BF16", dot_pairs()});
+  if (dot_pairs()) all.push_back({"AVX512_BF16 or FEAT_BF16", dot_pairs()});
   if (tile_pairs()) all.push_back({"AMX tiles", tile_pairs()});
   return all;
 }
@@ -558,13 +559,39 @@ TEST(gemm_pairs_same_bits_for_any_number_of_threads) {
       }
 }
 
+float flushed(float v) { return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.0f, v) : v; }
+#if defined(OBN_ARM)
+
+// What bfmmla does with one sum: both products added up, then their sum; sums are rounded to odd (towards 0, and then the
+// last bit says whether something was lost), no numbers below the smallest normal one.
+double sum_to_odd(double a, double b) {
+  const double sum = a + b, of_b = sum - a, lost = (a - (sum - of_b)) + (b - of_b);
+  const bool is_odd = std::bit_cast<uint64_t>(sum) & 1;
+  return lost == 0.0 || is_odd ? sum : std::nextafter(sum, lost > 0.0 ? INFINITY : -INFINITY);
+}
+float add_to_odd(float a, float b) {
+  const double sum = sum_to_odd(flushed(a), flushed(b));
+  if (std::fabs(sum) < std::numeric_limits<float>::min()) return std::copysign(0.0f, static_cast<float>(sum));
+  float rounded = static_cast<float>(sum);
+  if (rounded == sum) return rounded;
+  if (std::fabs(rounded) > std::fabs(sum)) rounded = std::nextafter(rounded, 0.0f);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | 1);
+}
+float add_pair(float sum, float low_x, float low_w, float high_x, float high_w) {
+  const float low = flushed(flushed(low_x) * flushed(low_w)), high = flushed(flushed(high_x) * flushed(high_w));
+  return add_to_odd(sum, add_to_odd(low, high));
+}
+
+#else
+
 // What the instruction of AVX512_BF16 does with one lane: the upper halves first, each sum fused and rounded, no
 // numbers below the smallest normal one.
-float flushed(float v) { return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.0f, v) : v; }
 float add_pair(float sum, float low_x, float low_w, float high_x, float high_w) {
   sum = flushed(std::fma(flushed(high_x), flushed(high_w), flushed(sum)));
   return flushed(std::fma(flushed(low_x), flushed(low_w), sum));
 }
+
+#endif
 
 TEST(gemm_pairs_are_summed_as_the_manual_says) {
   if (!dot_pairs()) return;
@@ -621,7 +648,7 @@ TEST(gemm_pairs_error) {
 
 TEST(gemm_tiles_that_compute_nonsense_are_found_out) {
   CHECK(agrees_with_model(model_pairs()), "the model is not itself");
-  if (dot_pairs()) CHECK(agrees_with_model(*dot_pairs()), "AVX512_BF16 is not like the model");
+  if (dot_pairs()) CHECK(agrees_with_model(*dot_pairs()), "AVX512_BF16 or FEAT_BF16 is not like the model");
   static const auto packed = model_pairs().packed;
   Packing wrong = model_pairs();
   wrong.packed = [](const Product& p, const Block& block, const float* a, const float* b, float* work) {

@@ -85,29 +85,6 @@ void multiply(Tiles& tiles, size_t rows, size_t columns, const float* a, const f
   multiply<false, false>(tiles, a, b, depth, sums);
 }
 
-// What multiply_rows of simd/tile.h does with its sums, in the same order.
-void finish(const Tile& t, size_t rows, const float* sums) {
-  for (size_t i = 0; i < rows; ++i) {
-    float* c = t.c + i * t.c_row;
-    for (size_t j = 0; j < t.columns; j += kLanes) {
-      const size_t n = t.columns - j;
-      const auto read = [&](const float* p) __attribute__((always_inline)) {
-        return n >= kLanes ? load(p) : load_first(p, n);
-      };
-      F v = load(sums + i * kColumns + j);
-      if (t.alpha != 1.0f) v *= t.alpha;
-      if (t.row_bias) v += t.row_bias[i];
-      if (t.column_bias) v += read(t.column_bias + j);
-      if (t.accumulate) v += read(c + j);
-      if (n >= kLanes) {
-        store(c + j, v);
-      } else {
-        store_first(c + j, v, n);
-      }
-    }
-  }
-}
-
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
   const Steps steps(p.k, 2, kTileSide);
   const size_t width = (p.n + kColumns - 1) / kColumns * kColumns, end = block.column + block.columns;
@@ -133,7 +110,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
           const size_t rows = least(kRows, block.rows - i);
           multiply(tiles, rows, columns, a + i * depth, b, depth, sums);
           begin(p, block.row + i, j, columns, first == 0, &t);
-          finish(t, rows, sums);
+          finish(t, rows, sums, kColumns);
         }
       }
       if (first + depth == steps.all) activate(p, block.row, block.rows, from, to - from);

@@ -18,7 +18,7 @@ constexpr size_t kTileRows = 14;  // 28 of 32 registers hold c
 #elif defined(__AVX2__) || defined(__SSE2__)
 constexpr size_t kTileRows = 6;  // 12 of 16
 #else
-constexpr size_t kTileRows = 8;  // ARM: 16 of 32
+constexpr size_t kTileRows = 12;  // ARM: 24 of 32, and 5 for the operands of a step
 #endif
 constexpr size_t kTileVectors = 2;
 
@@ -72,7 +72,41 @@ struct WordsOfB {
 struct FusedStep : WordsOfB {
   OBN_INLINE F spread(const float* a) { return splat(*a); }
   OBN_INLINE F add(F sum, F x, F w) { return fma(x, w, sum); }
+#if defined(__ARM_NEON)
+  OBN_INLINE F add(F sum, Lane x, F w) { return fma(x, w, sum); }
+#endif
 };
+
+// Words of a that lie side by side: words[i] is what becomes of one of them. ARM multiplies by a lane, so kLanes words
+// are one load and no spreading.
+template <class Step, size_t kRows>
+struct SideBySide {
+#if defined(__ARM_NEON)
+  static constexpr size_t kVectors = (kRows + kLanes - 1) / kLanes, kLast = kRows - (kVectors - 1) * kLanes;
+  F lanes[kVectors];
+  [[gnu::always_inline]] explicit SideBySide(const float* a) {
+#pragma GCC unroll 4
+    for (size_t g = 0; g + 1 < kVectors; ++g) lanes[g] = load(a + g * kLanes);
+    const float* last = a + (kVectors - 1) * kLanes;
+    lanes[kVectors - 1] = kLast == kLanes ? load(last) : load_first(last, kLast);
+  }
+  [[gnu::always_inline]] Lane operator[](size_t i) const { return {lanes[i / kLanes], i % kLanes}; }
+#else
+  const float* a;
+  [[gnu::always_inline]] explicit SideBySide(const float* a) : a(a) {}
+  [[gnu::always_inline]] F operator[](size_t i) const { return Step::spread(a + i); }
+#endif
+};
+
+// Whether the rows of a lie as a tile of so many wants its packed ones: on ARM side by side is enough.
+#if defined(__ARM_NEON)
+constexpr bool kPackedAtAnyStep = true;
+#else
+constexpr bool kPackedAtAnyStep = false;
+#endif
+OBN_INLINE bool is_packed(const Tile& t, size_t rows) {
+  return t.a_row == 1 && (kPackedAtAnyStep || t.a_step == rows);
+}
 
 // A partial tile of up to kLanes columns has one vector, all others have two; the last one may be partial.
 template <size_t kRows, size_t kVectors, bool kPacked, bool kWhole, bool kCopies, class Step = FusedStep>
@@ -116,13 +150,19 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     if constexpr (kCopies) copy += kTileColumns;
     if constexpr (kPacked) __builtin_prefetch(a + 16 * kRows);
     __builtin_prefetch(ahead);
-#pragma GCC unroll 16
-    for (size_t i = 0; i < kRows; ++i) {
-      const F x = Step::spread(kPacked ? a + i : a + i * t.a_row);
+    const auto add = [&](size_t i, auto x) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (size_t v = 0; v < kVectors; ++v) sum[i][v] = Step::add(sum[i][v], x, w[v]);
+    };
+    if constexpr (kPacked) {
+      const SideBySide<Step, kRows> rows(a);
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kRows; ++i) add(i, rows[i]);
+    } else {
+#pragma GCC unroll 16
+      for (size_t i = 0; i < kRows; ++i) add(i, Step::spread(a + i * t.a_row));
     }
-    a += kPacked ? kRows : t.a_step;
+    a += kPacked && !kPackedAtAnyStep ? kRows : t.a_step;
     b += t.b_step;
     ahead += t.ahead_step;
     if (--run == 0) {

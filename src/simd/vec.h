@@ -86,6 +86,23 @@ OBN_INLINE F fnma(F a, F b, F c) {
   return c - a * b;
 #endif
 }
+#if defined(__ARM_NEON)
+// One lane of a vector, as a factor: known when compiling, once loops are unrolled.
+struct Lane {
+  F values;
+  size_t lane;
+};
+OBN_INLINE F fma(Lane a, F b, F c) {
+  const float32x4_t x = reinterpret_cast<float32x4_t>(a.values), w = reinterpret_cast<float32x4_t>(b);
+  const float32x4_t sum = reinterpret_cast<float32x4_t>(c);
+  switch (a.lane) {
+    case 0: return reinterpret_cast<F>(vfmaq_laneq_f32(sum, w, x, 0));
+    case 1: return reinterpret_cast<F>(vfmaq_laneq_f32(sum, w, x, 1));
+    case 2: return reinterpret_cast<F>(vfmaq_laneq_f32(sum, w, x, 2));
+    default: return reinterpret_cast<F>(vfmaq_laneq_f32(sum, w, x, 3));
+  }
+}
+#endif
 OBN_INLINE F fma(float a, F b, F c) { return fma(splat(a), b, c); }
 OBN_INLINE F fnma(float a, F b, F c) { return fnma(splat(a), b, c); }
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
@@ -163,6 +180,12 @@ OBN_INLINE F load_first(const float* p, size_t n, F rest = F{}) {
 #if defined(__AVX512F__)
   return reinterpret_cast<F>(
       _mm512_mask_loadu_ps(reinterpret_cast<__m512>(rest), static_cast<__mmask16>((1u << n) - 1), p));
+#elif defined(__ARM_NEON)  // of the loop below clang makes a call of memcpy, around which it saves all registers
+  const float32x4_t r = reinterpret_cast<float32x4_t>(rest);
+  if (n == 1) return reinterpret_cast<F>(vld1q_lane_f32(p, r, 0));
+  if (n == 2) return reinterpret_cast<F>(vcombine_f32(vld1_f32(p), vget_high_f32(r)));
+  if (n == 3) return reinterpret_cast<F>(vcombine_f32(vld1_f32(p), vld1_lane_f32(p + 2, vget_high_f32(r), 0)));
+  return rest;
 #else
   float lanes[kLanes];
   store(lanes, rest);
@@ -173,6 +196,10 @@ OBN_INLINE F load_first(const float* p, size_t n, F rest = F{}) {
 OBN_INLINE void store_first(float* p, F v, size_t n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
+#elif defined(__ARM_NEON)
+  if (n >= 2) vst1_f32(p, vget_low_f32(reinterpret_cast<float32x4_t>(v)));
+  if (n == 1) vst1q_lane_f32(p, reinterpret_cast<float32x4_t>(v), 0);
+  if (n == 3) vst1q_lane_f32(p + 2, reinterpret_cast<float32x4_t>(v), 2);
 #else
   for (size_t i = 0; i < n; ++i) p[i] = v[i];
 #endif
@@ -231,6 +258,8 @@ OBN_INLINE bool any(I mask) {
   return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
 #elif defined(__SSE2__)
   return _mm_movemask_ps(reinterpret_cast<__m128>(mask)) != 0;
+#elif defined(__ARM_NEON)
+  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(mask)) != 0;
 #else
   int32_t all = 0;
   for (size_t i = 0; i < kLanes; ++i) all |= mask[i];
@@ -247,6 +276,8 @@ OBN_INLINE F sqrt(F v) {
   return reinterpret_cast<F>(_mm256_sqrt_ps(reinterpret_cast<__m256>(v)));
 #elif defined(__SSE2__)
   return reinterpret_cast<F>(_mm_sqrt_ps(reinterpret_cast<__m128>(v)));
+#elif defined(__ARM_NEON)
+  return reinterpret_cast<F>(vsqrtq_f32(reinterpret_cast<float32x4_t>(v)));
 #else
   F r{};
   for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_sqrtf(v[i]);
@@ -269,6 +300,9 @@ OBN_INLINE float sum(F v) {
 #endif
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#elif defined(__ARM_NEON)
+  const float32x4_t four = reinterpret_cast<float32x4_t>(v);
+  return vpadds_f32(vadd_f32(vget_low_f32(four), vget_high_f32(four)));
 #else
   float lanes[kLanes];
   store(lanes, v);
@@ -278,11 +312,16 @@ OBN_INLINE float sum(F v) {
 #endif
 }
 OBN_INLINE float largest(F v) {
+#if defined(__ARM_NEON)
+  const F two = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+  return two[0] > two[1] ? two[0] : two[1];
+#else
   float lanes[kLanes];
   store(lanes, v);
   for (size_t half = kLanes / 2; half > 0; half /= 2)
     for (size_t i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
   return lanes[0];
+#endif
 }
 
 // a, b are 2·kLanes values in a row; even gets values 0, 2, 4, …, odd 1, 3, 5, …
@@ -329,6 +368,10 @@ OBN_INLINE F joined(F a, F b, size_t by) {
   const F first = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(a), lanes));
   const F second = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(b), lanes));
   return pick < static_cast<int32_t>(kLanes) ? first : second;
+#elif defined(__ARM_NEON)
+  const uint8x16_t count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const uint8x16x2_t values = {reinterpret_cast<uint8x16_t>(a), reinterpret_cast<uint8x16_t>(b)};
+  return reinterpret_cast<F>(vqtbl2q_u8(values, count + static_cast<uint8_t>(by * sizeof(float))));
 #else
   float values[2 * kLanes];
   store(values, a);
