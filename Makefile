@@ -6,7 +6,7 @@ JOBS := $(shell getconf _NPROCESSORS_ONLN)
 # Warnings are errors where it is ON, as .ci/run asks; the next compiler's new warnings stop nobody else.
 WERROR ?= OFF
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-long sanitize sanitize-address sanitize-thread arm arm-clang \
+.PHONY: demo test test-cpp test-cpp-clang test-python test-prefix test-long sanitize sanitize-address sanitize-thread arm arm-clang \
   lint includes wheel wheels wheels-test wheels-arm-test sdist debian13 bench docs record-bits clean
 
 demo: $(VENV)/demo
@@ -15,7 +15,7 @@ demo: $(VENV)/demo
 test: test-cpp test-python
 
 # What needs more time or tools: long variants of the Python tests, sanitizers, ARM under emulation.
-test-long: test-cpp lint includes sanitize arm
+test-long: test-cpp lint includes test-prefix sanitize arm
 	$(MAKE) test-python ARGUMENTS=--long
 
 test-python: $(VENV)/installed
@@ -43,6 +43,15 @@ test-cpp-clang: $(VENV)/tools
 	  -DOPENBNNS_WERROR=$(WERROR) -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++
 	$(BIN)/cmake --build build/clang -j $(JOBS)
 	cd build/clang && $(CURDIR)/$(BIN)/ctest --output-on-failure
+
+# The library as `cmake --install` leaves it below a prefix, and C projects that find it there. In the folder the package
+# was built in, which is no package for a while: the objects are the same.
+test-prefix: $(VENV)/installed
+	$(BIN)/cmake -S . -B build/python -DSKBUILD=OFF
+	$(BIN)/cmake --build build/python --target openbnns -j $(JOBS)
+	$(BIN)/cmake --install build/python --prefix build/prefix
+	$(BIN)/cmake -S . -B build/python -DSKBUILD=2
+	OPENBNNS_PREFIX=$(CURDIR)/build/prefix $(BIN)/python -m pytest tests/test_c_projects.py
 
 # The C++ tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under ThreadSanitizer: who writes what is
 # the same for every instruction set, so there the portable kernels do.

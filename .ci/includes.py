@@ -1,10 +1,11 @@
-"""Every file includes the standard headers whose names it uses: clang-tidy's include cleaner over all of them.
+"""Every file includes the standard headers whose names it uses, says clang-tidy's include cleaner.
 
     python .ci/includes.py BUILD_FOLDER      # after cmake wrote its compile_commands.json
 
-A kernel file is looked at for one target, a header with the options of a source that includes it. Our own headers and
-Python's may come by way of another of ours: they change when we change them, not with the next standard library. Those
-of the interface have what they need from openbnns/bnns/base.h, in C, and ssize_t comes from there.
+A kernel file is looked at for one target, a header with the options of a source that includes it.
+Our own headers and Python's may come by way of another of ours: they change when we change them,
+not with the next standard library. Those of the interface have what they need from
+openbnns/bnns/base.h, in C, and ssize_t comes from there.
 """
 
 import json
@@ -17,8 +18,9 @@ from os import cpu_count
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ".*/(src|include/openbnns|bindings|python3[^/]*)/.*"
-POSIX = ".*(sys/types|bits/pthreadtypes|bits/types/siginfo_t).h.*"  # where glibc keeps what others promise
+OURS = f"{re.escape(str(ROOT))}/.*;.*/python3[^/]*/.*"
+# where glibc keeps what other headers promise
+POSIX = ".*(sys/types|bits/pthreadtypes|bits/types/siginfo_t).h.*"
 CONFIG = f"""{{Checks: '-*,misc-include-cleaner', WarningsAsErrors: '*',
   CheckOptions: {{misc-include-cleaner.IgnoreHeaders: '{OURS};{POSIX}'}}}}"""
 
@@ -29,10 +31,11 @@ def commands(folder):
     for entry in json.loads((folder / "compile_commands.json").read_text()):
         sources.setdefault(Path(entry["file"]).relative_to(ROOT), entry)
     entries, seen = list(sources.values()), set()
-    waiting = [(path, entry) for path, entry in sources.items()]
+    waiting = list(sources.items())
     for path, entry in waiting:  # grows: what a header includes is looked at as the header is
         for name in re.findall(r'^#include "(.+)"$', (ROOT / path).read_text(), re.MULTILINE):
-            header = path.parent / name if (ROOT / path.parent / name).is_file() else Path("src", name)
+            beside = path.parent / name
+            header = beside if (ROOT / beside).is_file() else Path("src", name)
             if header not in seen and (ROOT / header).is_file():
                 seen.add(header)
                 command = entry["command"].replace(str(ROOT / path), f"-x c++ {ROOT / header}")

@@ -192,6 +192,46 @@ def test_each_header_compiles_alone(compiler, standard):
         assert compile_text(compiler, standard, f"#include <{header}>\n") == "", header
 
 
+# clang in the part of Microsoft's compiler, without the words that one does not know.
+MICROSOFT = ("--target=x86_64-pc-windows-msvc", "-ffreestanding", "-nostdlibinc", "-U__clang__")
+MICROSOFT += tuple(f"-D{word}=no_such_word" for word in ("__extension__", "__asm__"))
+MICROSOFT += ("-D__attribute__(x)=no_such_word", "-Wno-c11-extensions")  # unnamed unions are fine
+
+
+@pytest.mark.skipif(not shutil.which("clang"), reason="needs clang")
+@pytest.mark.parametrize("standard", STANDARDS)
+def test_headers_keep_to_microsofts_rules(standard, tmp_path):
+    """The words of its dialect and its choice of names, with hollow headers of its library."""
+    for name in ("sys/types.h", "math.h", "stdio.h", "stdlib.h", "string.h"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    options = (*MICROSOFT, f"-isystem{tmp_path}")
+    for header in HEADERS:
+        assert compile_text("clang", standard, f"#include <{header}>\n", *options) == "", header
+    facts = "#include <stddef.h>\n#include <openbnns/bnns.h>\n" + assertions()
+    if "+" in standard:
+        facts = facts.replace("extern ", 'extern "C" ')
+    assert compile_text("clang", standard, facts, *options) == ""
+    foreign = "#include <openbnns/bnns.h>\nint taken(void) __attribute__((pure));\n"
+    assert "no_such_word" in compile_text("clang", standard, foreign, *options)
+
+
+@pytest.mark.skipif(not shutil.which("clang"), reason="needs clang")
+def test_modules_can_be_imported(tmp_path):
+    """By Swift and by clang: the maps beside the headers name modules and library."""
+    source, program = tmp_path / "program.c", tmp_path / "program"
+    source.write_text(
+        "#pragma clang module import Accelerate\n#pragma clang module import openbnns\n"
+        "int main(void) {\n"
+        '    return obn_is_implemented("BNNSFilterApply") == 1 && sqrt(4.0) == 2.0 &&\n'
+        "           BNNSDataLayoutGetRank(BNNSDataLayoutImageCHW) == 3 ? 0 : 1;\n}\n"
+    )
+    modules = ("-fmodules", f"-fmodules-cache-path={tmp_path / 'cache'}", f"-I{INCLUDE}")
+    place = (f"-L{LIBRARY.parent}", f"-Wl,-rpath,{LIBRARY.parent}", "-lopenbnns", "-lm")
+    subprocess.run(["clang", *WARNINGS, *modules, source, *place, "-o", program], check=True)
+    subprocess.run([program], check=True)
+
+
 PROGRAM = r"""
 #include <Accelerate/Accelerate.h>
 #include <openbnns/openbnns.h>
@@ -242,6 +282,7 @@ def test_nothing_else_is_exported():
     command = ["nm", "-D", "--defined-only", str(LIBRARY)]
     listing = subprocess.run(command, check=True, text=True, capture_output=True).stdout
     exported = {line.split()[-1].split("@")[0] for line in listing.splitlines()}
+    exported.discard("OPENBNNS_0.1")  # the version of all of them
     own = {name for name in dir(c) if name.startswith("obn_")} - {"obn_log_callback"}
     assert exported == symbols() | own
 

@@ -30,7 +30,7 @@ from ._errors import (
     TrainingError,
 )
 from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
-from ._paths import include_dir, library_path
+from ._paths import cmake_dir, include_dir, library_path
 from ._spec import PRECISIONS as _PRECISIONS
 from ._spec import ArraySpec, empty
 from ._spec import data_type_of as dtype
@@ -184,6 +184,7 @@ __all__ = [
     "clip",
     "clip_by_global_norm",
     "clip_by_norm",
+    "cmake_dir",
     "config",
     "convert",
     "dequantize",

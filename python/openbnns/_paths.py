@@ -40,8 +40,26 @@ def include_dir() -> Path:
         >>> (openbnns.include_dir() / "openbnns" / "bnns.h").is_file()
         True
 
-    See also: ``openbnns.library_path``.
+    See also: ``openbnns.library_path``, ``openbnns.cmake_dir``.
     """
     from pathlib import Path
 
     return Path(__file__).parent / "include"
+
+
+def cmake_dir() -> Path:
+    """The directory of the CMake package, for ``-Dopenbnns_DIR=…``.
+
+    ``find_package(openbnns)`` then has the target ``openbnns::openbnns``.
+
+    Returns:
+        Path of the directory that holds ``openbnnsConfig.cmake``.
+
+    Examples:
+        >>> import openbnns
+        >>> (openbnns.cmake_dir() / "openbnnsConfig.cmake").is_file()
+        True
+
+    See also: ``openbnns.include_dir``.
+    """
+    return include_dir().parent / "lib" / "cmake" / "openbnns"

@@ -286,7 +286,7 @@ _DECLARATION = re.compile(
     re.VERBOSE | re.DOTALL | re.MULTILINE,
 )
 _MEMBER = re.compile(r"(\w+) = (\w+),")
-_UNION = re.compile(r"__extension__ union \{(.*?)\};", re.DOTALL)
+_UNION = re.compile(r"OBN_EXTENSION union \{(.*?)\};", re.DOTALL)
 _VARIABLE = re.compile(r"(?P<type>.*?)\s*(?P<name>\w+)(?P<dimensions>(?:\[\w+\])*)$", re.DOTALL)
 
 
@@ -311,6 +311,7 @@ class _Headers:
         for name in re.findall(r'^#include "(.*)"', text, re.MULTILINE):
             self._include(path.parent / name)
         text = re.sub(r"\s*/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = re.sub(r"(?ms)^#if defined\(_MSC_VER\)\n.*?^#endif$", "", text)
         text = re.sub(r"^#(?!define \w+ \d+$)(.*\\\n)*.*$", "", text, flags=re.MULTILINE)
         for declaration in _DECLARATION.finditer(text):
             self._declare(declaration)

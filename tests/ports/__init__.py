@@ -23,15 +23,14 @@ def run(command):
 
 
 def build(compiler, source, folder, flags=None):
-    """Compiles a program of this folder; flags replace those that name headers and library."""
+    """Compiles a program of this folder; flags replace those that find headers and library."""
     program = Path(folder) / source.stem
     library = openbnns.library_path()
     if flags is None:
-        flags = [f"-I{openbnns.include_dir()}", str(library)]
-    rpath = f"-Wl,-rpath,{library.parent}"
+        flags = [f"-I{openbnns.include_dir()}", str(library), f"-Wl,-rpath,{library.parent}"]
     standard = STANDARDS[source.suffix]
     command = [compiler, standard, "-O1", *WARNINGS, str(source), "-o", str(program)]
-    run([*command, *flags, rpath, "-lm", "-pthread"])
+    run([*command, *flags, "-lm", "-pthread"])
     return program
 
 

@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+#if defined(_MSC_VER)
+typedef ptrdiff_t ssize_t; /* which Microsoft's sys/types.h lacks */
+#endif
 
 /* Exported from the shared library. */
 #if defined(_WIN32) && defined(OBN_BUILDS_LIBRARY)
@@ -36,9 +39,9 @@
 #define OBN_ENUM(name) enum name : uint32_t
 #elif defined(__clang__) || (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
 #define OBN_ENUM(name)                                                                             \
-    __extension__ enum name : uint32_t;                                                            \
+    OBN_EXTENSION enum name : uint32_t;                                                            \
     typedef enum name name;                                                                        \
-    __extension__ enum name : uint32_t
+    OBN_EXTENSION enum name : uint32_t
 #else
 #define OBN_ENUM(name)                                                                             \
     typedef uint32_t name;                                                                         \
@@ -48,7 +51,14 @@
 /* Binds a declaration to another linker name, with the prefix the target puts before C names. */
 #define OBN_TEXT_(token) #token
 #define OBN_TEXT(token) OBN_TEXT_(token)
+#if defined(__GNUC__) || defined(__clang__)
 #define OBN_SYMBOL(name) __asm__(OBN_TEXT(__USER_LABEL_PREFIX__) #name)
+#define OBN_EXTENSION __extension__ /* what C99 lacks, without a warning */
+#else
+#define OBN_SYMBOL(name) /* such compilers rename the function itself: OBN_RENAMES */
+#define OBN_RENAMES
+#define OBN_EXTENSION
+#endif
 
 /* Largest number of axes of an array. */
 #define BNNS_MAX_TENSOR_DIMENSION 8

@@ -5,6 +5,19 @@
 
 #include "base.h"
 
+#ifdef OBN_RENAMES
+#define BNNSGraphCompileFromFile BNNSGraphCompileFromFile_v2
+#define BNNSGraphGetInputNames BNNSGraphGetInputNames_v2
+#define BNNSGraphGetOutputNames BNNSGraphGetOutputNames_v2
+#define BNNSGraphContextDestroy BNNSGraphContextDestroy_v2
+#define BNNSGraphContextSetDynamicShapes BNNSGraphContextSetDynamicShapes_v2
+#define BNNSGraphContextSetBatchSize BNNSGraphContextSetBatchSize_v2
+#define BNNSGraphContextExecute BNNSGraphContextExecute_v2
+#define BNNSGraphContextGetWorkspaceSize BNNSGraphContextGetWorkspaceSize_v2
+#define BNNSGraphContextSetWorkspaceAllocationCallback BNNSGraphContextSetWorkspaceAllocationCallback_v2
+#define BNNSGraphContextSetOutputAllocationCallback BNNSGraphContextSetOutputAllocationCallback_v2
+#endif
+
 OBN_C_BEGIN
 
 /* Severity of a message; the values combine to masks. The default mask is 14, all but Info. */
@@ -62,7 +75,7 @@ typedef struct bnns_graph_shape_t {
 /* One argument of an execution. BNNSGraphContextSetArgumentType tells which union member is
  * read. */
 typedef struct bnns_graph_argument_t {
-    __extension__ union {
+    OBN_EXTENSION union {
         BNNSTensor *tensor;                /* argument type Tensor */
         BNNSNDArrayDescriptor *descriptor; /* older form */
         void *data_ptr;                    /* argument type Pointer */
