@@ -123,9 +123,12 @@ wheels-arm-test:
 debian13:
 	packaging/debian13.sh
 
-# The source as PyPI has it; a wheel built from it alone shows that nothing is missing.
+# The source as PyPI has it, from a copy of what git knows: the tool would walk through all of build/.
 sdist: $(VENV)/wheels
-	$(BIN)/python -m build --sdist --no-isolation --outdir dist .
+	rm -rf build/sdist
+	mkdir -p build/sdist
+	git ls-files -z | xargs -0 cp --parents -t build/sdist
+	$(BIN)/python -m build --sdist --no-isolation --outdir dist build/sdist
 
 # The table of ours beside the installed peers; `make bench ARGUMENTS="--family pooling"`.
 bench: $(VENV)/installed

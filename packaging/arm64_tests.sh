@@ -25,4 +25,4 @@ mountpoint -q "$root/proc" || mount --bind /proc "$root/proc"
 mountpoint -q "$root/dev" || mount --bind /dev "$root/dev"
 trap 'umount "$root/proc" "$root/dev"' EXIT
 chroot "$root" /usr/bin/env -C /openbnns PYTHONPATH=/site PATH=/site/bin:/usr/bin python3 -m pytest \
-  -p no:cacheprovider tests "$@"
+  -p no:cacheprovider "${@:-tests}"
