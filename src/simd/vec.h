@@ -175,7 +175,7 @@ OBN_INLINE void fence() {
 #endif
 }
 
-// The first n < kLanes values; the other lanes are `rest` and their memory is not touched.
+// The first n <= kLanes values; the other lanes are `rest` and their memory is not touched.
 OBN_INLINE F load_first(const float* p, size_t n, F rest = F{}) {
 #if defined(__AVX512F__)
   return reinterpret_cast<F>(
@@ -185,7 +185,7 @@ OBN_INLINE F load_first(const float* p, size_t n, F rest = F{}) {
   if (n == 1) return reinterpret_cast<F>(vld1q_lane_f32(p, r, 0));
   if (n == 2) return reinterpret_cast<F>(vcombine_f32(vld1_f32(p), vget_high_f32(r)));
   if (n == 3) return reinterpret_cast<F>(vcombine_f32(vld1_f32(p), vld1_lane_f32(p + 2, vget_high_f32(r), 0)));
-  return rest;
+  return n == 0 ? rest : load(p);
 #else
   float lanes[kLanes];
   store(lanes, rest);
@@ -197,6 +197,7 @@ OBN_INLINE void store_first(float* p, F v, size_t n) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), reinterpret_cast<__m512>(v));
 #elif defined(__ARM_NEON)
+  if (n >= kLanes) return store(p, v);
   if (n >= 2) vst1_f32(p, vget_low_f32(reinterpret_cast<float32x4_t>(v)));
   if (n == 1) vst1q_lane_f32(p, reinterpret_cast<float32x4_t>(v), 0);
   if (n == 3) vst1q_lane_f32(p + 2, reinterpret_cast<float32x4_t>(v), 2);

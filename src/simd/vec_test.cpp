@@ -33,7 +33,7 @@ bool same(float a, float b) { return std::memcmp(&a, &b, sizeof a) == 0 || (std:
 
 TEST(vectors_are_loaded_and_stored_in_part) {
   Values values{1};
-  for (size_t n = 0; n < kLanes; ++n) {
+  for (size_t n = 0; n <= kLanes; ++n) {
     float from[kLanes], to[kLanes];
     for (size_t i = 0; i < kLanes; ++i) from[i] = static_cast<float>(i + 1), to[i] = -1.0f;
     const F rest = splat(9.0f), v = load_first(from, n, rest), zeros = load_first(from, n);
