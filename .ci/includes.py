@@ -36,7 +36,7 @@ def commands(folder):
         for name in re.findall(r'^#include "(.+)"$', (ROOT / path).read_text(), re.MULTILINE):
             beside = path.parent / name
             header = beside if (ROOT / beside).is_file() else Path("src", name)
-            if header not in seen and (ROOT / header).is_file():
+            if header.suffix == ".h" and header not in seen and (ROOT / header).is_file():
                 seen.add(header)
                 command = entry["command"].replace(str(ROOT / path), f"-x c++ {ROOT / header}")
                 ours = entry | {"file": str(ROOT / header), "command": command}

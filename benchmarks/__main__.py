@@ -27,8 +27,8 @@ from benchmarks.harness import (
 
 FAMILIES = (
     "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
-    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads", "scaling",
-    "calls",
+    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads",
+    "scaling", "calls",
 )  # fmt: skip
 
 # Bytes read, written and copied in the caches and in memory: for the record, beside the floors of
@@ -127,7 +127,7 @@ def measure(given: argparse.Namespace) -> dict:
     for peer in present.values():
         versions |= peer.VERSIONS
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "isa": openbnns.isa()},
         "versions": versions,
         "peers": list(present),

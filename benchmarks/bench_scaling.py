@@ -44,8 +44,9 @@ def _both(layer: object, shape: tuple[int, ...], **forward: object) -> Step:
 
 
 def _convolution(
-    n: int, channels: int, side: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1
-) -> Step:
+    n: int, channels: int, side: int, outputs: int, kernel: int = 3, stride: int = 1,
+    groups: int = 1,
+) -> Step:  # fmt: skip
     layer = bnns.ConvolutionLayer(
         _values(outputs, channels // groups, kernel, kernel), input=(channels, side, side),
         stride=stride, padding=kernel // 2, groups=groups,
@@ -165,5 +166,6 @@ def summary(rows_: list[Row]) -> str:
         counts = sorted(times)
         loss = max(times[n] / min(times[m] for m in counts if m <= n) for n in counts)
         cells = " ".join(f"{1e6 * times[n]:10.1f}" for n in counts)
-        lines.append(f"{case:34} {cells}  gain {times[1] / times[counts[-1]]:5.2f}  loss {loss:4.2f}")
+        gain = times[1] / times[counts[-1]]
+        lines.append(f"{case:34} {cells}  gain {gain:5.2f}  loss {loss:4.2f}")
     return "\n".join(lines)

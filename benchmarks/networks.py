@@ -10,8 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import openbnns
 from openbnns.blocks import (
-    Activate, Attention, Block, Branch, Convolution, Dense, Embedding, Normalize, Pool, Position, Rows,
-)  # fmt: skip
+    Activate,
+    Attention,
+    Block,
+    Branch,
+    Convolution,
+    Dense,
+    Embedding,
+    Normalize,
+    Pool,
+    Position,
+    Rows,
+)
 
 IMAGE_CLASSES = 10
 
@@ -38,12 +48,17 @@ class Usual:
         if self.words:
             return [tuple(random.integers(self.words, size=(2, *shape))) for _ in range(count)]
         return [
-            (random.standard_normal(shape, np.float32), random.integers(IMAGE_CLASSES, size=self.batch))
+            (
+                random.standard_normal(shape, np.float32),
+                random.integers(IMAGE_CLASSES, size=self.batch),
+            )
             for _ in range(count)
         ]
 
 
-def _convolution(channels: int, stride: int = 1, kernel: int = 3, activation: str = "relu") -> Block:
+def _convolution(
+    channels: int, stride: int = 1, kernel: int = 3, activation: str = "relu"
+) -> Block:
     return Convolution(
         channels, kernel, stride=stride, padding=kernel // 2, bias=False, normalization="batch",
         activation=activation,
@@ -51,7 +66,8 @@ def _convolution(channels: int, stride: int = 1, kernel: int = 3, activation: st
 
 
 def vgg() -> list[Block]:
-    """Nine 3 x 3 convolutions, each with batch norm and ReLU, in four stages that halve the image."""
+    """Nine 3 x 3 convolutions, each with batch norm and ReLU, in four stages that
+    halve the image."""
     blocks: list[Block] = []
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 2)):
         blocks += [_convolution(channels) for _ in range(count)]

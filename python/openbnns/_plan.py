@@ -20,8 +20,17 @@ from . import _core
 from ._spec import empty
 from .arithmetic import BinaryArithmeticLayer
 from .blocks import (
-    Activate, Block, Convolution, Dense, Flatten, Normalize, Pool, Position, Shape, Values,
-)  # fmt: skip
+    Activate,
+    Block,
+    Convolution,
+    Dense,
+    Flatten,
+    Normalize,
+    Pool,
+    Position,
+    Shape,
+    Values,
+)
 
 _LINE = 64
 # forward and backward: one native call each

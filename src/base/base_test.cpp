@@ -27,7 +27,7 @@
 #include "openbnns/openbnns.h"
 
 using namespace obn;
-using namespace std::chrono_literals;
+using std::chrono::microseconds;
 using std::this_thread::sleep_for;
 
 namespace {
@@ -225,7 +225,7 @@ struct TwoCallers {
   std::atomic<int> stage{0};  // 1: the first has the pool, 2: the second computes, 3: it may end
 
   static void wait(const std::atomic<int>& stage, int wanted) {
-    while (stage.load() < wanted) sleep_for(20us);
+    while (stage.load() < wanted) sleep_for(microseconds(20));
   }
 
   void second() {
@@ -242,7 +242,7 @@ struct TwoCallers {
 TEST(threads_that_call_at_the_same_time_share_the_cores) {
   const size_t before = obn_get_num_threads();
   obn_set_num_threads(2);
-  sleep_for(5000us);  // whoever called before this test is forgotten
+  sleep_for(microseconds(5000));  // whoever called before this test is forgotten
   TwoCallers two;
   std::thread second([&] { two.second(); });
   parallel(2, 2, kAnyWork, [&](size_t) {
@@ -254,7 +254,7 @@ TEST(threads_that_call_at_the_same_time_share_the_cores) {
   const auto caller = std::this_thread::get_id();
   std::atomic<size_t> elsewhere{0};
   parallel(64, 2, kAnyWork, [&](size_t) {
-    sleep_for(50us);
+    sleep_for(microseconds(50));
     if (caller != std::this_thread::get_id()) elsewhere.fetch_add(1);
   });
   CHECK(elsewhere == 0, "%zu pieces on a third thread", elsewhere.load());
@@ -274,14 +274,14 @@ struct Meeting {
 
 // Caller and worker take a piece each and wait for the other; the worker has had time to park before.
 Meeting meet() {
-  sleep_for(300us);
+  sleep_for(microseconds(300));
   Meeting m;
   std::atomic<int> there{0};
   const auto caller = std::this_thread::get_id();
   parallel(2, 2, kAnyWork, [&](size_t) {
     there.fetch_add(1);
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (there.load() < 2 && std::chrono::steady_clock::now() < until) sleep_for(20us);
+    while (there.load() < 2 && std::chrono::steady_clock::now() < until) sleep_for(microseconds(20));
     const bool is_caller = caller == std::this_thread::get_id();
     if (is_caller) m.met = there.load() == 2;
     (is_caller ? m.caller : m.worker) = sched_getcpu();
@@ -306,7 +306,7 @@ TEST(workers_keep_off_the_callers_core) {
   for (int core = 0; found < 2; ++core) {
     if (CPU_ISSET(static_cast<size_t>(core), &all)) cores[found++] = core;
   }
-  sleep_for(5000us);  // threads that called before this test are forgotten
+  sleep_for(microseconds(5000));  // threads that called before this test are forgotten
   CHECK(meet().met, "the worker did not come");  // it exists before the caller is bound, and inherits all cores
   // Wherever the caller goes: twice to each core, so that the worker must come back to where it was sent away from.
   pid_t worker = 0;

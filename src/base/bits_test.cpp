@@ -10,6 +10,8 @@
 // random numbers, powers of betas in later steps of Adam, arguments that arithmetic functions leave to libm.
 #include <cinttypes>
 #include <cstdarg>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <iterator>
 #include <string>

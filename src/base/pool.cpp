@@ -16,6 +16,7 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <ratio>
 
 #include "base/memory.h"
 #include "base/system.h"
@@ -190,7 +191,7 @@ bool is_eager() {
 // Handing over to one more thread that is awake, and waiting for it: measured whenever workers are started.
 std::atomic<double> hand_over{300.0};
 constexpr double kLeastHandOver = 50.0, kMostHandOver = 5000.0;
-constexpr double kWorthAThread = 8000.0;  // below, fetching what the caller has in its caches costs more
+constexpr double kWorthAThread = 12000.0;  // below, fetching what the caller has in its caches costs more
 constexpr double kWakeUp = 30000.0;       // what waking workers costs, about: the system has to
 
 // Sleeping workers are woken once the calls that went without them have lost as much as that costs; a call that loses

@@ -3,7 +3,6 @@
 #include "gemm/gemm.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +10,9 @@
 #include <initializer_list>
 #include <limits>
 #include <vector>
+#if defined(__aarch64__)
+#include <bit>
+#endif
 
 #include "base/memory.h"
 #include "base/test.h"

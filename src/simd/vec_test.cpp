@@ -1,6 +1,7 @@
 // The operations of simd/vec.h that have instructions of their own, against what they say they do: for the target that
 // every processor of this kind has (NEON on ARM, SSE2 on x86-64).
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 
