@@ -179,6 +179,59 @@ TEST(every_piece_runs_once_for_any_number_of_threads) {
   }
 }
 
+TEST(very_many_pieces_run_once_each) {
+  constexpr size_t pieces = 600'001;  // more than there are tickets
+  std::vector<std::atomic<uint8_t>> runs(pieces);
+  parallel(pieces, 3, kAnyWork, [&](size_t piece) { runs[piece].fetch_add(1, std::memory_order_relaxed); });
+  for (size_t i = 0; i < pieces; ++i) CHECK(runs[i] == 1, "piece %zu ran %d times", i, +runs[i]);
+}
+
+TEST(workers_come_again_after_they_have_slept) {
+  for (size_t threads : {2, 7, 12, 3, 12}) {
+    sleep_for(microseconds(1500));  // longer than they spin
+    std::atomic<size_t> there{0};
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    parallel(threads, threads, kAnyWork, [&](size_t) {
+      there.fetch_add(1);
+      while (there.load() < threads && std::chrono::steady_clock::now() < until) sleep_for(microseconds(20));
+    });
+    CHECK(there == threads, "%zu of %zu", there.load(), threads);
+    CHECK(std::chrono::steady_clock::now() < until, "only some of %zu came", threads);
+  }
+}
+
+TEST(little_work_is_worth_few_threads) {
+  CHECK(threads_worth(16, 1.0) == 16, "tests are eager");
+  set_eager_threads(false);
+  CHECK(threads_worth(16, 0.0) == 1 && threads_worth(16, 1000.0) == 1 && threads_worth(1, 1e12) == 1, "little");
+  CHECK(threads_worth(16, 1e9) == 16 && threads_worth(16, kAnyWork) == 16, "much");
+  for (double work = 1.0; work < 1e9; work *= 1.5) {
+    const size_t here = threads_worth(64, work);
+    CHECK(here >= 1 && here <= 64 && here <= threads_worth(64, 1.5 * work), "%g ns: %zu threads", work, here);
+  }
+  set_eager_threads(true);
+}
+
+TEST(even_pieces_leave_no_thread_longer_than_large_ones) {
+  const auto longest = [](size_t all, size_t piece, size_t times, size_t threads) {
+    return ((all + piece - 1) / piece * times + threads - 1) / threads * piece;
+  };
+  for (size_t all : {1, 2, 7, 37, 128, 1000}) {
+    for (size_t most : {1, 5, 28, 1000}) {
+      for (size_t least : {0, 1, 4}) {
+        for (size_t times : {1, 3, 16}) {
+          for (size_t threads : {1, 2, 7, 16}) {
+            const size_t piece = even_pieces(all, least, most, times, threads);
+            CHECK(piece >= std::min({least, most, all}) && piece <= most, "%zu of %zu: %zu", least, most, piece);
+            CHECK(threads > 1 || piece == most, "one thread: %zu", piece);
+            CHECK(longest(all, piece, times, threads) <= longest(all, most, times, threads), "%zu", piece);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(every_thread_takes_runs_of_neighbouring_pieces) {
   constexpr size_t pieces = 400;
   const size_t threads = 3;

@@ -205,8 +205,10 @@ class BackwardCall {
         all.dz_xhat += work_.parts[part * plan_.runs + run].dz_xhat;
       }
       work_.sums[run] = all;
-      const double scale = static_cast<double>(gamma[run]);
-      work_.means[run] = means_of({scale * all.dz, scale * all.dz_xhat}, static_cast<double>(batch_ * plan_.length));
+      Sums scaled;  // added to, as in group(): what is zero then has no sign
+      scaled.dz += static_cast<double>(gamma[run]) * all.dz;
+      scaled.dz_xhat += static_cast<double>(gamma[run]) * all.dz_xhat;
+      work_.means[run] = means_of(scaled, static_cast<double>(batch_ * plan_.length));
     }
     if (!dx_.is_given()) return;
     by_runs(
