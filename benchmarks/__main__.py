@@ -120,9 +120,12 @@ def measure(given: argparse.Namespace) -> dict:
     print(header(present), flush=True)
     rows = []
     for module in modules:
+        first = len(rows)
         for row in module.rows(run):
             print(line(row, present), flush=True)
-            rows.append(row.as_json())
+            rows.append(row)
+        if rows[first:] and hasattr(module, "summary"):
+            say(module.summary(rows[first:]))
     versions = {"openbnns": openbnns.__version__, "python": platform.python_version()}
     for peer in present.values():
         versions |= peer.VERSIONS
@@ -135,7 +138,7 @@ def measure(given: argparse.Namespace) -> dict:
         "quick": given.quick,
         "wheel_bytes": wheel_bytes(),
         "ceilings": best,
-        "rows": rows,
+        "rows": [row.as_json() for row in rows],
     }
 
 
