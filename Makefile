@@ -65,9 +65,8 @@ sanitize-address sanitize-thread: $(VENV)/tools
 	$(BIN)/cmake --build build/$(KIND) --target core_test -j $(JOBS)
 	build/$(KIND)/core_test
 
-# The core for ARM, its tests run by qemu-user, as a processor with bfloat16 instructions, and those of products as
-# one without. Needs
-# g++-aarch64-linux-gnu and qemu-user. arm-clang: the same by zig, the compiler of our wheels.
+# The core for ARM, its tests run by qemu-user as a processor with bfloat16 instructions, and those of products as one
+# without. Needs g++-aarch64-linux-gnu and qemu-user. arm-clang: the same by zig, the compiler of our wheels.
 QEMU := qemu-aarch64 -L /usr/aarch64-linux-gnu
 ZIG := $(CURDIR)/$(BIN)/python -m ziglang
 arm: COMPILERS := -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
