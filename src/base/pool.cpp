@@ -369,7 +369,8 @@ void Pool::wake_next(size_t seat, size_t wanted) {
     Seat& sleeper = seats[next];
     {
       std::lock_guard guard(sleeper.bed);
-      if (wanted <= kFewThreads) sleeper.place.keep_off(core.load(std::memory_order_relaxed));
+      // Only while it sleeps: it clears its bit with the bed in its hands, and its place is its own from then on.
+      if (wanted <= kFewThreads && is_parked(next)) sleeper.place.keep_off(core.load(std::memory_order_relaxed));
     }
     sleeper.alarm.notify_one();
   }
