@@ -363,7 +363,7 @@ void Pool::measure() {
 // Wakes those of the next seats that are parked; each wakes some more, so that a few steps reach all.
 void Pool::wake_next(size_t seat, size_t wanted) {
   constexpr size_t kEach = 4;
-  const size_t end = std::min({kEach * seat + kEach + 1, wanted, workers + 1});
+  const size_t end = std::min(kEach * seat + kEach + 1, wanted);  // a worker that could not be started is never parked
   for (size_t next = kEach * seat + 1; next < end; ++next) {
     if (!is_parked(next)) continue;
     Seat& sleeper = seats[next];
