@@ -33,8 +33,8 @@ NEEDED = {
     "macos": {"/usr/lib/libSystem.B.dylib"},
     "windows": {"kernel32.dll", "ntdll.dll", "advapi32.dll"},
 }
-# zig's linker keeps no list of exports for macOS: of the C++ library in the file, `operator new` and
-# `delete` stay visible, weak and like everybody's.
+# zig's linker keeps no list of exports for macOS: of the C++ library in the file, `operator new`
+# and `delete` stay visible, weak and like everybody's.
 MACH_RUNTIME = re.compile(r"_Z(da|dl|na|nw)\w+|__dso_handle|_mh_dylib_header")
 MACH_ANYWHERE = -2
 LOADERS = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}

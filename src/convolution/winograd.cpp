@@ -4,8 +4,8 @@
 // through its three steps alone, V and the products in the thread's scratch. Few tiles, or very many weights: the
 // threads make V together (work), then each takes some output channels, whose weights only it needs (scratch).
 // Weight gradient, many tiles: they are cut into a fixed number of parts, each with its own sum (work). Few tiles, or
-// sums that are larger than V and Y: the threads make V and Y together (work), then each takes some channels of the
-// sum (scratch).
+// sums that are larger than V and Y: the threads make Y together (work), then each takes some channels of the sum, and
+// makes V of those (scratch).
 #include "convolution/winograd.h"
 
 #include <algorithm>
@@ -54,6 +54,7 @@ constexpr size_t kFewTiles = 8;                     // it is shared too when few
 constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that a thread then makes at a time
 constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
 
+constexpr size_t kPanelsPerV = 1;                   // V of a weight gradient's inputs takes as long as so many panels
 constexpr size_t kTilesForWeights = 32;             // of a piece that makes its weights, at least
 constexpr double kPointWork = kPoints * kMultiplyAdd;
 
@@ -207,39 +208,43 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
   const size_t part_tiles = round_up(divide_up(tiles, parts), divide_up(as_size(s.x.out), kOutputs));  // whole rows
   const size_t wanted = plan.is_shared ? kSharedSum / per_tile : std::min(kSumBytes / per_tile, part_tiles);
   plan.cut = cut_tiles(s.batch, s.y.out, s.x.out, wanted, plan.is_shared ? wanted : kBlockColumns);
+  if (plan.is_shared) plan.v_row = 0;  // V is in scratch: of inputs_together() channels 2 MB at most, as kSharedSum is
   plan.place(work, kPoints, s.in_channels, parts);
   return plan;
 }
 
+// The threads make Y, which all need, together; then each takes some inputs, whose V it makes for itself: what others have
+// just read takes long to write again. Few inputs: some panels of outputs each, and V once for each of them.
 void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, const WeightGradient& g,
                 const Image& x, const Image& dz, size_t threads) {
-  const size_t x_groups = divide_up(x.channels, kernels.lanes), dz_groups = divide_up(dz.channels, kernels.lanes);
-  const size_t down = divide_up(dz.channels, kernels.panel), some = inputs_together(x.channels, down, threads);
-  const size_t across = divide_up(x.channels, some);
+  const size_t groups = divide_up(dz.channels, kernels.lanes), panels = divide_up(dz.channels, kernels.panel);
+  const size_t some = inputs_together(x.channels), across = divide_up(x.channels, some);
+  const size_t together = even_pieces(panels, 1, panels, across, threads, kPanelsPerV);
+  const size_t outputs_together = together * kernels.panel;
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
     const Block block = plan.cut.block(i);
     const size_t tiles = block.rows * block.columns;
-    const Parts parts(block, x_groups + dz_groups, 1, threads);
-    const double work = kTile * (x.channels + dz.channels) * tiles;
-    parallel((x_groups + dz_groups) * parts.count, threads, work, [&](size_t piece) {
-      const Block part = parts.part(block, piece);
-      const size_t group = piece / parts.count;
-      float* room = reinterpret_cast<float*>(scratch());
-      if (group < x_groups) {
-        const size_t c = group * kernels.lanes;
-        kernels.data(x, s.y.before, s.x.before, part, {c, std::min(x.channels, c + kernels.lanes)}, plan.v, room);
-      } else {
-        const size_t o = (group - x_groups) * kernels.lanes;
-        kernels.gradient(dz, part, {o, std::min(dz.channels, o + kernels.lanes)}, plan.y, room);
-      }
+    const Parts parts(block, groups, 1, threads);
+    parallel(groups * parts.count, threads, kTile * dz.channels * tiles, [&](size_t piece) {
+      const size_t o = piece / parts.count * kernels.lanes;
+      kernels.gradient(dz, parts.part(block, piece), {o, std::min(dz.channels, o + kernels.lanes)}, plan.y,
+                       reinterpret_cast<float*>(scratch()));
     });
-    parallel(across * down, threads, kPointWork * x.channels * dz.channels * tiles, [&](size_t piece) {
-      const size_t c = piece % across * some, o = piece / across * kernels.panel;
-      const Range inputs = {c, std::min(x.channels, c + some)};
-      const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
-      const Matrices sum = matrices(reinterpret_cast<float*>(scratch()), some, kernels.panel);
-      kernels.correlate(block, plan.v, plan.y, inputs, outputs, false, sum);
-      kernels.weight_gradient(sum, 1, 0, inputs, outputs, x.channels, g.accumulate || i > 0, g.dw);
+    const double work = work_of(plan.cut, x.channels, dz.channels) / plan.cut.tiles() * tiles;
+    parallel(across * divide_up(panels, together), threads, work, [&](size_t piece) {
+      const size_t c = piece % across * some, first = piece / across * outputs_together;
+      const Range inputs = {0, std::min(x.channels - c, some)};
+      Image mine = x;
+      mine.planes.data += c * x.planes.plane;
+      float* room = reinterpret_cast<float*>(scratch());
+      const Matrices v = matrices(room + kernels.room_floats(block.columns), tiles, round_up(some, kernels.lanes));
+      const Matrices sum = matrices(v.data + floats_of(v), some, kernels.panel);
+      kernels.data(mine, s.y.before, s.x.before, block, inputs, v, room);
+      for (size_t o = first; o < std::min(dz.channels, first + outputs_together); o += kernels.panel) {
+        const Range outputs = {o, std::min(dz.channels, o + kernels.panel)};
+        kernels.correlate(block, v, plan.y, inputs, outputs, false, sum);
+        kernels.weight_gradient(sum, 1, 0, {c, c + inputs.end}, outputs, x.channels, g.accumulate || i > 0, g.dw);
+      }
     });
   }
 }

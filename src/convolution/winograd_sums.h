@@ -24,9 +24,11 @@ inline size_t count_parts(size_t all, size_t sum) {
                     kParts);
 }
 
-// Channels of x that a thread takes at a time of a sum that all make together, each with `across` ranges of outputs.
+// Channels of x that a thread takes at a time of a sum that all make together: as even as they can be, and fewer for the
+// threads' sake, each with `across` ranges of outputs.
+inline size_t inputs_together(size_t channels) { return divide_up(channels, divide_up(channels, kSumInputs)); }
 inline size_t inputs_together(size_t channels, size_t across, size_t threads) {
-  const size_t most = divide_up(channels, divide_up(channels, kSumInputs));
+  const size_t most = inputs_together(channels);
   return even_pieces(channels, most / 3, most, across, threads);
 }
 

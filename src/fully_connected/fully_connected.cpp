@@ -17,7 +17,9 @@ namespace {
 
 constexpr char kKind[] = "fully connected";
 constexpr size_t kFewSamples = 8;
-constexpr size_t kSumColumns = 1024;  // columns of db that are summed at a time
+constexpr size_t kSumColumns = 1024;  // most columns of db that are summed at a time
+constexpr size_t kLeastColumns = 32;  // and fewest: two lines of memory
+constexpr double kSumValue = 0.1;     // nanoseconds, about, to add a value
 
 bool is_float_type(BNNSDataType type) {
   return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
@@ -488,12 +490,17 @@ void FullyConnected::make_dz(const BackwardPlan& plan) const {
 // db(o) = Σ_n dz(n, o), in the order of n.
 void FullyConnected::sum_bias(const Gradients& g, const Array& dz) const {
   const activation::Kernels& kernels = activation::targets.best();
-  by_pieces(dz.columns, kSumColumns, options().threads, [&](size_t o, size_t count) {
-    float sum[kSumColumns];
-    load_row(dz, 0, o, count, sum);
-    for (size_t n = 1; n < g.n; ++n) kernels.add(static_cast<const float*>(dz.at(n, o)), sum, count);
-    store_row(g.db, 0, o, count, sum, g.db_accumulate);
-  });
+  const size_t threads = threads_for(options().threads);
+  const size_t piece = std::clamp(dz.columns / threads / kLeastColumns * kLeastColumns, kLeastColumns, kSumColumns);
+  by_pieces(
+      dz.columns, piece, threads,
+      [&](size_t o, size_t count) {
+        float sum[kSumColumns];
+        load_row(dz, 0, o, count, sum);
+        for (size_t n = 1; n < g.n; ++n) kernels.add(static_cast<const float*>(dz.at(n, o)), sum, count);
+        store_row(g.db, 0, o, count, sum, g.db_accumulate);
+      },
+      kSumValue * g.n * piece);
 }
 
 size_t FullyConnected::backward_bytes(const Gradients& g) const { return bytes_of_plan(BackwardPlan(*this, g)); }

@@ -120,7 +120,7 @@ class BackwardCall {
       by_column_blocks(plan_, count, [&](size_t block) { input_columns(block, first, count); });
       return;
     }
-    by_runs(plan_, count, [&](size_t s, size_t run) { input_run(first, s, run, false); }, [] {});
+    by_runs(plan_, count, plan_.length, [&](size_t s, size_t run) { input_run(first, s, run, false); }, [] {});
   }
 
  private:
@@ -187,7 +187,7 @@ class BackwardCall {
   void run_in_order() {
     const size_t together = samples_together(plan_), parts = sample_parts(plan_, batch_);
     by_runs(
-        plan_, parts,
+        plan_, parts, together * plan_.length,
         [&](size_t part, size_t run) {
           const Span span = {part * together, std::min(together, batch_ - part * together), run * plan_.length,
                              plan_.length};
@@ -212,7 +212,7 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return;
     by_runs(
-        plan_, batch_, [&](size_t n, size_t run) { input_run(0, n, run, stream_); },
+        plan_, batch_, plan_.length, [&](size_t n, size_t run) { input_run(0, n, run, stream_); },
         [&] {
           if (stream_) plan_.kernels->end_streams();
         });

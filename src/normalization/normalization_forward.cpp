@@ -183,7 +183,7 @@ class ForwardCall {
   void run_in_order() {
     if (!moments_) {
       by_runs(
-          plan_, batch_,
+          plan_, batch_, plan_.length,
           [&](size_t n, size_t run) {
             const Runs x = {address(x_, n, run * plan_.length), 0};
             plan_.kernels->run_moments(x, 1, plan_.length, work_.moments + n * plan_.runs + run);
@@ -200,7 +200,7 @@ class ForwardCall {
       }
     });
     by_runs(
-        plan_, batch_,
+        plan_, batch_, plan_.length,
         [&](size_t n, size_t run) {
           Forward job;
           job.count = 1;

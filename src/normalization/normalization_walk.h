@@ -64,17 +64,18 @@ void by_groups(const Plan& plan, size_t batch, const Body& body) {
       kValue * piece * plan.group_values(batch));
 }
 
-// body(sample, run) for every run of `samples` samples in the order of memory, end() behind every piece.
+// body(sample, run) for every run of `samples` samples in the order of memory, end() behind every piece; `values` are
+// those that a call of body() goes through.
 template <class Body, class End>
-void by_runs(const Plan& plan, size_t samples, const Body& body, const End& end) {
-  const size_t runs = samples * plan.runs, piece = groups_in_line(runs, plan.length, plan.threads);
+void by_runs(const Plan& plan, size_t samples, size_t values, const Body& body, const End& end) {
+  const size_t runs = samples * plan.runs, piece = groups_in_line(runs, values, plan.threads);
   by_pieces(
       runs, piece, plan.threads,
       [&](size_t first, size_t count) {
         for (size_t k = first; k < first + count; ++k) body(k / plan.runs, k % plan.runs);
         end();
       },
-      kValue * piece * plan.length);
+      kValue * piece * values);
 }
 
 // Batch norm of many threads: each stays with some samples, as the layers before and after it do, and finds their values
