@@ -31,8 +31,9 @@ size_t threads_worth(size_t threads, double work);
 void set_eager_threads(bool are_eager);
 
 // For work whose cut does not change a bit: units of a piece, between `least` and `most`, when `all` units are cut so for
-// each of `times` things. The threads take turns, and all wait for the one with the most units: those pieces for which it
-// has the fewest, and the most units of these. What a piece takes before its first unit counts as `extra` units.
+// each of `times` things. The threads take turns, and all wait for the one with the most units, and for one that was late
+// by half a piece: those pieces for which that takes least, and larger ones where it hardly matters. What a piece takes
+// before its first unit counts as `extra` units.
 inline size_t even_pieces(size_t all, size_t least, size_t most, size_t times, size_t threads, size_t extra = 0) {
   constexpr size_t kManyTurns = 6;  // then it hardly matters
   const auto divide_up = [](size_t a, size_t b) { return (a + b - 1) / b; };
@@ -40,9 +41,10 @@ inline size_t even_pieces(size_t all, size_t least, size_t most, size_t times, s
   for (size_t pieces = divide_up(all, best);; ++pieces) {
     const size_t piece = divide_up(all, pieces), turns = divide_up(divide_up(all, piece) * times, threads);
     if (fewest > 0 && (turns > kManyTurns || piece < std::max<size_t>(least, 1))) return best;
-    if (fewest == 0 || turns * (piece + extra) < fewest) {
+    const size_t halves = (2 * turns + 1) * (piece + extra);
+    if (fewest == 0 || 16 * halves < 15 * fewest) {
       best = fewest == 0 ? best : piece;
-      fewest = turns * (piece + extra);
+      fewest = halves;
     }
     if (piece <= 1 || threads < 2) return best;
   }

@@ -55,7 +55,8 @@ constexpr size_t kPanelBytes = size_t{1} << 20;     // transformed weights that 
 constexpr size_t kSharedBytes = size_t{16} << 20;   // V that the threads make together
 
 constexpr size_t kPanelsPerV = 1;                   // V of a weight gradient's inputs takes as long as so many panels
-constexpr size_t kTilesForWeights = 32;             // of a piece that makes its weights, at least
+constexpr size_t kTilesForWeights = 32;             // of a piece that makes its weights, at least:
+constexpr size_t kTilesPerWeight = 20;              // which takes as long as the products of so many
 constexpr double kPointWork = kPoints * kMultiplyAdd;
 
 double work_of(const Cut& cut, size_t inputs, size_t outputs) {
@@ -175,7 +176,8 @@ void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
                    plan.v, reinterpret_cast<float*>(scratch()));
     });
     // The weights of a panel are made anew for each of its parts.
-    const Parts products(block, panels, divide_up(kTilesForWeights, block.columns), threads);
+    const Parts products(block, panels, divide_up(kTilesForWeights, block.columns), threads,
+                         divide_up(kTilesPerWeight, block.columns));
     parallel(panels * products.count, threads, kPointWork * inputs * outputs * tiles, [&](size_t piece) {
       const size_t j = piece / products.count * kernels.panel;
       run_panel(kernels, plan, pass, products.part(block, piece), {j, std::min(outputs, j + kernels.panel)});
@@ -218,7 +220,8 @@ SumPlan plan_sum(const Kernels& kernels, const Problem& s, float* work) {
 void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, const WeightGradient& g,
                 const Image& x, const Image& dz, size_t threads) {
   const size_t groups = divide_up(dz.channels, kernels.lanes), panels = divide_up(dz.channels, kernels.panel);
-  const size_t some = inputs_together(x.channels), across = divide_up(x.channels, some);
+  const size_t most = inputs_together(x.channels), some = even_pieces(x.channels, most / 2, most, 1, threads);
+  const size_t across = divide_up(x.channels, some);
   const size_t together = even_pieces(panels, 1, panels, across, threads, kPanelsPerV);
   const size_t outputs_together = together * kernels.panel;
   for (size_t i = 0; i < plan.cut.blocks(); ++i) {
@@ -253,7 +256,7 @@ void run_apart(const Kernels& kernels, const SumPlan& plan, const Problem& s, co
                const Image& dz, size_t threads) {
   // Too few parts for the threads: some panels of a part each, and V made once for each of them.
   const size_t panels = divide_up(dz.channels, kernels.panel);
-  const size_t some = even_pieces(panels, 1, panels, plan.parts, threads), splits = divide_up(panels, some);
+  const size_t some = even_pieces(panels, 1, panels, plan.parts, threads, kPanelsPerV), splits = divide_up(panels, some);
   parallel(plan.parts * splits, threads, work_of(plan.cut, x.channels, dz.channels), [&](size_t piece) {
     const size_t part = piece / splits, o = piece % splits * some * kernels.panel;
     const Range outputs = {o, std::min(dz.channels, o + some * kernels.panel)};

@@ -62,12 +62,12 @@ inline size_t count_tiles(size_t n, int64_t p, int64_t q) {
 }
 
 // Some rows of a block each, so that all threads have their share of `pieces` things that are done to every part; parts
-// have at least `fewest` rows.
+// have at least `fewest` rows, and take as long as `extra` more.
 struct Parts {
   size_t rows, count;
 
-  Parts(const Block& block, size_t pieces, size_t fewest, size_t threads)
-      : rows(even_pieces(block.rows, std::max(fewest, block.rows / kMost), block.rows, pieces, threads)),
+  Parts(const Block& block, size_t pieces, size_t fewest, size_t threads, size_t extra = 0)
+      : rows(even_pieces(block.rows, std::max(fewest, block.rows / kMost), block.rows, pieces, threads, extra)),
         count(divide_up(block.rows, rows)) {}
 
   Block part(const Block& block, size_t piece) const {
