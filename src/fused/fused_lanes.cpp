@@ -53,7 +53,7 @@ constexpr size_t kBlockBytes = size_t{600} << 10;   // of a block of samples, be
 constexpr size_t kSampleBytes = size_t{768} << 10;  // of one sample: larger ones are better cut into parts of planes
 constexpr size_t kSumBytes = size_t{640} << 10;     // of the sums of dw: larger ones should not be kept once per part
 constexpr size_t kSumsPerPart = 6;                  // a part has V and Y of this many times the room of its sums
-constexpr size_t kMostParts = 16;
+constexpr size_t kMostParts = 16;                   // about
 constexpr size_t kLeastParts = 4;                   // where there are as many blocks
 
 size_t floats_of(const Matrices& m) { return kPoints * m.point; }
@@ -87,7 +87,7 @@ struct LanesNorm::Shape {
   size_t u_row, u_group;           // and a border of one pixel
   size_t samples, blocks;          // of a block
   winograd::Block tiles;           // of a whole block
-  size_t parts;                    // of dw
+  size_t parts, part_blocks;       // of dw, and the blocks of one
   size_t sum;                      // floats of one of them
   bool is_small;
 
@@ -228,7 +228,9 @@ LanesNorm::Shape LanesNorm::shape(size_t batch) const {
   s.tiles = winograd::cut_tiles(s.samples, p.y.out, p.x.out, s.samples * tiles, tiles).all;
   s.sum = floats_of(winograd::matrices(nullptr, s.inputs, s.out_row));
   const size_t sum_bytes = s.sum * sizeof(float), wanted = batch * of_tiles / (kSumsPerPart * sum_bytes);
-  s.parts = std::min(std::clamp(wanted, kLeastParts, kMostParts), s.blocks);
+  const size_t most = std::clamp(wanted, kLeastParts, kMostParts);
+  s.part_blocks = std::max<size_t>(1, (s.blocks + most / 2) / most);
+  s.parts = divide_up(s.blocks, s.part_blocks);
   s.is_small = per_sample <= kSampleBytes && sum_bytes <= kSumBytes && s.parts * sum_bytes <= batch * of_tiles;
   return s;
 }
@@ -462,7 +464,7 @@ int LanesNorm::apply_backward(const convolution::Gradients& first, const normali
   }
   if (has_dx || has_dw)
     parallel(s.parts, threads, 2 * s.work(), [&](size_t part) {
-      const size_t from = s.blocks * part / s.parts, end = s.blocks * (part + 1) / s.parts;
+      const size_t from = part * s.part_blocks, end = std::min(s.blocks, from + s.part_blocks);
       for (size_t block = from; block < end; ++block)
         run_block(s, work, kept, x, dx, block, block == from, has_dw ? work.parts + part * s.sum : nullptr);
     });
