@@ -15,6 +15,7 @@ rm -rf "$root/openbnns"
 mkdir "$root/openbnns"
 git ls-files -z | xargs -0 cp --parents -t "$root/openbnns"
 cp /etc/resolv.conf /etc/hosts "$root/etc/"
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"  # PyPI is reached as from here
 mountpoint -q "$root/proc" || mount --bind /proc "$root/proc"
 mountpoint -q "$root/dev" || mount --bind /dev "$root/dev"
 trap 'umount "$root/proc" "$root/dev"' EXIT
