@@ -1,5 +1,6 @@
 """Whole training steps: the network of examples/digits.py, that of `openbnns demo` on handwriting,
-and two made with openbnns.Network. Forward, loss, backward, Adam."""
+two small ones made with openbnns.Network, a transformer, and the networks of usual size of
+networks.py. Forward, loss, backward, Adam."""
 
 import importlib.util
 import math
@@ -18,8 +19,11 @@ from openbnns.examples import digits
 from benchmarks.bench_activation import EXP
 from benchmarks.bench_optimizer import WORK as OPTIMIZERS
 from benchmarks.harness import OURS, Learner, Row, Run, Work, race, race_beside_floor, say
+from benchmarks.networks import NETWORKS as USUAL
+from benchmarks.networks import Usual
 
 STEPS = 20  # batches, taken in turn; and so many losses have to agree before anything is timed
+USUAL_STEPS = 3  # the same for networks of usual size
 CLASSES = 10
 
 
@@ -109,10 +113,7 @@ def _stages(p: dict[str, np.ndarray], count: int) -> list[Stage]:
 class _Program:
     """An openbnns.Network as the programs above are seen."""
 
-    def __init__(self, blocks: list, shape: tuple[int, ...], rate: float):
-        network = openbnns.Network(
-            blocks, input=shape, optimizer=openbnns.AdamOptimizer(rate), seed=1
-        )
+    def __init__(self, network: openbnns.Network):
         self.parameters = network.parameters()
         self.statistics = {
             name: array for name, array in network.state().items() if name not in self.parameters
@@ -133,7 +134,12 @@ def _made(name: str, batch: int, shape: tuple[int, ...], channels: list, units: 
         ]
         hidden = [Dense(n, "relu") for n in units]
         parts = [block for stage in stages for block in stage]
-        return _Program([*parts, *hidden, Dense(CLASSES)], shape, 1e-3)
+        adam = openbnns.AdamOptimizer(1e-3)
+        return _Program(
+            openbnns.Network(
+                [*parts, *hidden, Dense(CLASSES)], input=shape, optimizer=adam, seed=1
+            )
+        )
 
     random = np.random.default_rng(0)
     batches = [
@@ -172,6 +178,9 @@ def rows(run: Run) -> Iterator[Row]:
             yield _row(network, run)
     if run.wants("training", "characters"):
         yield _characters_row(run)
+    for name, usual in USUAL.items():
+        if run.wants("training", name):
+            yield _usual_row(usual, run)
 
 
 def _characters_row(run: Run) -> Row:
@@ -198,47 +207,62 @@ def _characters_row(run: Run) -> Row:
             rate = writer.adam.optimizer.learning_rate
             numbers_of = characters.HEADS, characters.BLOCKS, rate
             learners += peer.characters(start, *numbers_of, batches)
-    losses = first_losses(learners[0])
-    for learner in learners[1:]:
-        check(learner, losses)
     shape = f"{characters.BATCH}x{characters.LENGTH}x{characters.WIDTH}"
-    timers = {learner.name: _timer(learner) for learner in learners}
+    timers = _checked(learners, STEPS)
     return Row("training", f"characters-{shape}", "step", run.threads, race(timers, run))
+
+
+def _usual_row(usual: Usual, run: Run) -> Row:
+    """A network of usual size. Peers that have it: PyTorch. No floor."""
+    rate, batches = 1e-4, usual.batches(USUAL_STEPS)
+    program = _Program(usual.network(rate))
+    start = {name: array.copy() for name, array in program.parameters.items()}
+    learners = [_learner(program, rate, batches)]
+    for peer in run.peers.values():
+        if hasattr(peer, "blocks"):
+            learners += peer.blocks(usual.blocks(), start, rate, batches)
+    timers = _checked(learners, USUAL_STEPS)
+    return Row("training", usual.name, "step", run.threads, race(timers, run))
 
 
 def _row(network: Network, run: Run) -> Row:
     learners = [_ours(network)]
     for peer in run.peers.values():
         learners += peer.training(network, run.compiled)
-    losses = first_losses(learners[0])
-    for learner in learners[1:]:
-        check(learner, losses)
     work = _work(network)
-    # Every slice of the race begins with the first step: all do the same, whoever is faster.
-    timers = {learner.name: _timer(learner) for learner in learners}
+    timers = _checked(learners, STEPS)
     return Row("training", network.name, "step", run.threads, *race_beside_floor(timers, work, run))
 
 
-def _timer(learner: Learner) -> Timer:
-    numbers, step = cycle(range(STEPS)), learner.step
+def _checked(learners: list[Learner], steps: int) -> dict[str, Timer]:
+    """Their timers, after the first losses of all have been compared with ours. Every slice of the
+    race begins with the first step: all do the same, whoever is faster."""
+    losses = first_losses(learners[0], steps)
+    for learner in learners[1:]:
+        check(learner, losses)
+    return {learner.name: _timer(learner, steps) for learner in learners}
+
+
+def _timer(learner: Learner, steps: int) -> Timer:
+    numbers, step = cycle(range(steps)), learner.step
 
     def restart():
         nonlocal numbers
-        numbers = cycle(range(STEPS))
+        numbers = cycle(range(steps))
         learner.restart()
 
     return Timer(lambda: step(next(numbers)), setup=restart)
 
 
-def first_losses(learner: Learner) -> np.ndarray:
+def first_losses(learner: Learner, steps: int = STEPS) -> np.ndarray:
     learner.restart()
-    return np.array([learner.step(number) for number in range(STEPS)])
+    return np.array([learner.step(number) for number in range(steps)])
 
 
 def check(learner: Learner, expected: np.ndarray) -> None:
     """Raises unless the first losses are ours, to four digits where its sums are good: else it
     trains another network."""
-    found = first_losses(learner)
+    found = first_losses(learner, len(expected))
     far = np.abs(found - expected) > learner.tolerance * np.maximum(1.0, np.abs(expected))
     if not np.isfinite(found).all() or far.any():
         step = int(np.argmax(far | ~np.isfinite(found)))
@@ -249,8 +273,11 @@ def check(learner: Learner, expected: np.ndarray) -> None:
 
 
 def _ours(network: Network) -> Learner:
+    return _learner(network.ours(), network.rate, network.batches)
+
+
+def _learner(program: object, rate: float, batches: list[tuple[np.ndarray, np.ndarray]]) -> Learner:
     """The program as it is."""
-    program = network.ours()
     arrays = [*program.parameters.values(), *program.statistics.values()]
     start = [array.copy() for array in arrays]
 
@@ -260,9 +287,9 @@ def _ours(network: Network) -> Learner:
         for array in program.adam.accumulators:
             array[...] = 0
         program.adam.time_step = 1
-        program.adam.optimizer.learning_rate = network.rate
+        program.adam.optimizer.learning_rate = rate
 
-    return Learner(OURS, restart, lambda number: program.step(*network.batches[number]))
+    return Learner(OURS, restart, lambda number: program.step(*batches[number]))
 
 
 def _work(network: Network) -> Work:

@@ -9,6 +9,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from oracles.blocks import Blocks, Training
 from oracles.characters import Writer
 
 from benchmarks.harness import ROUGH, Contender, Learner, Trainer
@@ -594,6 +595,27 @@ def characters(parameters, heads, blocks, rate, batches):
         writer.taken = 0
 
     return [Learner("torch", restart, lambda number: writer.step(*batches[number]), 1e-3)]
+
+
+def blocks(made, parameters, rate, batches):
+    """A network of our blocks by autograd, images in both layouts."""
+    given = [tuple(map(torch.from_numpy, batch)) for batch in batches]
+    if given[0][0].ndim < 4:
+        return [_blocks_learner("torch", Blocks(made, parameters), rate, given, 1e-3)]
+    found = []
+    for layout, memory_format in LAYOUTS.items():
+        model = Blocks(made, parameters).to(memory_format=memory_format)
+        images = [(x.contiguous(memory_format=memory_format), labels) for x, labels in given]
+        tolerance = ROUGH if layout == "nhwc" else 1e-3
+        found.append(_blocks_learner(f"torch {layout}", model, rate, images, tolerance))
+    return found
+
+
+def _blocks_learner(name, model, rate, batches, tolerance):
+    training = Training(model, rate)
+    return Learner(
+        name, training.restart, lambda number: training.step(*batches[number]), tolerance
+    )
 
 
 def _modules(case):
