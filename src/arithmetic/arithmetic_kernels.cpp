@@ -82,7 +82,8 @@ OBN_INLINE F cosine_series(F r) {
   return fma(z * z, series, fnma(splat(0.5f), z, splat(1.0f)));
 }
 
-// For |x| <= 1e5, where q has 16 bits and its products with the first 35 bits of π/2 are exact.
+// For |x| <= kNear, where q has 16 bits and its products with the first 35 bits of π/2 are exact.
+constexpr float kNear = 1e5f;
 struct Turned {
   F sine, cosine;  // of r
   I q;
@@ -96,7 +97,7 @@ OBN_INLINE Turned turned(F x) {
   U quarters = __builtin_convertvector(reinterpret_cast<UD>(shifted), U);  // the low bits of q
   return {sine_series(r), cosine_series(r), reinterpret_cast<I>(quarters)};
 }
-OBN_INLINE bool turns_far(F x) { return any(~(abs(x) <= 1e5f)); }  // or is NaN
+OBN_INLINE bool turns_far(F x) { return any(~(abs(x) <= kNear)); }  // or is NaN
 
 // sin (r + q·π/2): every second quarter is a cosine, every second half is negative.
 OBN_INLINE F sine_of(const Turned& t, I q) {
@@ -104,32 +105,27 @@ OBN_INLINE F sine_of(const Turned& t, I q) {
   return from_bits(bits(value) ^ ((q & 2) << 30));
 }
 
-OBN_INLINE F sin(F x) {
-  if (turns_far(x)) {
-    F r{};
-    for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_sinf(x[i]);
-    return r;
+// `value`, but function(x) in lanes that turn far: a lane's bits are its own business.
+template <class Function>
+OBN_INLINE F near_or(F value, F x, Function function) {
+  if (turns_far(x)) [[unlikely]] {
+    for (size_t i = 0; i < kLanes; ++i)
+      if (!(__builtin_fabsf(x[i]) <= kNear)) value[i] = function(x[i]);
   }
-  Turned t = turned(x);
-  return sine_of(t, t.q);
+  return value;
+}
+
+OBN_INLINE F sin(F x) {
+  const Turned t = turned(x);
+  return near_or(sine_of(t, t.q), x, [](float v) { return __builtin_sinf(v); });
 }
 OBN_INLINE F cos(F x) {
-  if (turns_far(x)) {
-    F r{};
-    for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_cosf(x[i]);
-    return r;
-  }
-  Turned t = turned(x);
-  return sine_of(t, t.q + 1);
+  const Turned t = turned(x);
+  return near_or(sine_of(t, t.q + 1), x, [](float v) { return __builtin_cosf(v); });
 }
 OBN_INLINE F tan(F x) {
-  if (turns_far(x)) {
-    F r{};
-    for (size_t i = 0; i < kLanes; ++i) r[i] = __builtin_tanf(x[i]);
-    return r;
-  }
-  Turned t = turned(x);
-  return sine_of(t, t.q) / sine_of(t, t.q + 1);
+  const Turned t = turned(x);
+  return near_or(sine_of(t, t.q) / sine_of(t, t.q + 1), x, [](float v) { return __builtin_tanf(v); });
 }
 
 // ---- their inverses ----
@@ -224,16 +220,25 @@ OBN_INLINE F atanh(F x) {
   return abs(x) < 1.0f ? value : (abs(x) == 1.0f ? copysign(splat(kInfinity), x) : splat(kNan));
 }
 
+// 2^power; beyond ±200 it is 0 or infinite in float32.
+OBN_INLINE D wide_power(D power) {
+  return wide_exp2(power > 200.0 ? wide_splat(200.0) : (power < -200.0 ? wide_splat(-200.0) : power));
+}
+
 // a^b; b in double, so that b - 1 is exact.
 OBN_INLINE F pow(F a, D b) {
-  if (any(~((a > 0.0f) & (a < kInfinity) & (abs(narrow(b)) < kInfinity)))) {
-    F r{};
-    for (size_t i = 0; i < kLanes; ++i) r[i] = static_cast<float>(__builtin_pow(a[i], b[i]));
-    return r;
-  }
-  D power = wide_log2(widen(a)) * b;
-  power = power > 200.0 ? D{} + 200.0 : (power < -200.0 ? D{} - 200.0 : power);
-  return narrow(wide_exp2(power));
+  const D x = widen(a), size = wide_abs(x), log = wide_log2(size);
+  if (!any(~((a > 0.0f) & (a < kInfinity) & (abs(narrow(b)) < kInfinity)))) [[likely]]
+    return narrow(wide_power(log * b));
+  // The same where all is well, and C's limits elsewhere: 1^b and a^0 are 1, the sign of a stays with an odd b.
+  const D infinity = wide_splat(__builtin_inf()), nan = wide_splat(__builtin_nan("")), whole = wide_floor(b);
+  const D limit = size == 0.0 ? -infinity : (size < infinity ? log : size);
+  const D power = ((limit == 0.0) | (b == 0.0)) != 0 ? D{} : limit * b;
+  D value = power == power ? wide_power(power) : nan;
+  const auto is_odd = (whole == b) & (wide_floor(0.5 * b) != 0.5 * b);
+  value = is_odd != 0 ? wide_copysign(value, x) : value;
+  value = ((x < 0.0) & (x > -infinity) & (whole != b)) != 0 ? nan : value;
+  return narrow(value);
 }
 
 // sqrt(x² + 1), sqrt(x² - 1): beyond 1e10 the 1 does not count, and x² might be infinite.

@@ -41,7 +41,7 @@ double forward(Function function, double a, double b, double c) {
     case BNNSArithmeticCosh: return std::cosh(a);
     case BNNSArithmeticTanh: return std::tanh(a);
     case BNNSArithmeticAsinh: return std::asinh(a);
-    case BNNSArithmeticAcosh: return std::acosh(a);
+    case BNNSArithmeticAcosh: return a < 1.0 ? std::nan("") : std::acosh(a);  // a C library may give 0 there
     case BNNSArithmeticAtanh: return std::atanh(a);
     case BNNSArithmeticPow: return std::pow(a, b);
     case BNNSArithmeticExp: return std::exp(a);

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "arithmetic/arithmetic.h"
@@ -178,6 +180,39 @@ TEST(arithmetic_gradient_is_the_difference_quotient) {
   }
 }
 
+// Numbers beyond what a vector's series is good for change nothing in the lanes beside them.
+TEST(arithmetic_neighbours_do_not_change_a_value) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal(0.0f, 2.0f);
+  const float odd[] = {-2.5f, 0.0f, -0.0f, 3e7f, -1e30f, 1e-40f, std::numeric_limits<float>::infinity(),
+                       std::numeric_limits<float>::quiet_NaN()};
+  for (Isa isa : kIsas) {
+    if (!has_isa(isa)) continue;
+    const Kernels& kernels = targets.at(isa);
+    const auto check = [&](Row row, const char* name) {
+      float v[kSources][64], alone[64], beside[64];
+      for (auto& values : v)
+        for (float& x : values) x = std::fabs(normal(random));
+      const Sources all{{v[0], v[1], v[2], v[3], v[4]}, {true, true, true, true, true}};
+      row(all, alone, 64);
+      for (float number : odd) {
+        for (auto& values : v) {
+          const float kept = std::exchange(values[37], number);
+          row(all, beside, 64);
+          values[37] = kept;
+          for (size_t i = 0; i < 64; ++i)
+            CHECK(i == 37 || std::memcmp(beside + i, alone + i, sizeof(float)) == 0, "%s %s beside %g: %a, %a",
+                  name_of(isa), name, number, beside[i], alone[i]);
+        }
+      }
+    };
+    for (size_t f = 0; f < kFunctions; ++f) {
+      check(kernels.forward[f], name_of(function_at(f)));
+      for (size_t k = 0; k < inputs_of(function_at(f)); ++k) check(kernels.gradient[f][k], name_of(function_at(f)));
+    }
+  }
+}
+
 TEST(arithmetic_tails_and_scalars_have_the_bits_of_whole_vectors) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0.0f, 2.0f);
@@ -193,7 +228,9 @@ TEST(arithmetic_tails_and_scalars_have_the_bits_of_whole_vectors) {
       for (size_t n = 1; n <= 33; ++n) {
         std::fill_n(part, 64, 77.0f);
         row(all, part, n);
-        CHECK(std::memcmp(part, whole, n * sizeof(float)) == 0, "%s %s, n = %zu", name_of(isa), name, n);
+        for (size_t i = 0; i < n; ++i)
+          CHECK(std::memcmp(part + i, whole + i, sizeof(float)) == 0, "%s %s, %zu of %zu: %a, %a from (%a, %a)",
+                name_of(isa), name, i, n, part[i], whole[i], v[0][i], v[1][i]);
         CHECK(part[n] == 77.0f, "%s %s writes beyond %zu", name_of(isa), name, n);
       }
       for (unsigned still = 1; still < 1u << kSources; ++still) {  // sources of one value
