@@ -59,8 +59,8 @@ constexpr size_t kTilesForWeights = 32;             // of a piece that makes its
 constexpr size_t kTilesPerWeight = 20;              // which takes as long as the products of so many
 constexpr double kPointWork = kPoints * kMultiplyAdd;
 
-double work_of(const Cut& cut, size_t inputs, size_t outputs) {
-  return (kPointWork * inputs * outputs + kTile * (inputs + outputs)) * cut.tiles();
+double work_of(size_t tiles, size_t inputs, size_t outputs) {
+  return (kPointWork * inputs * outputs + kTile * (inputs + outputs)) * tiles;
 }
 
 size_t bytes_per_tile(size_t row_floats) { return kPoints * row_floats * kFloat; }
@@ -132,7 +132,7 @@ void make_weights(const Kernels& kernels, const Panels& u, const Pass& pass, siz
 void run_blocks(const Kernels& kernels, const PassPlan& plan, const Pass& pass, size_t threads) {
   const size_t inputs = pass.x.channels, outputs = pass.y.channels;
   make_weights(kernels, plan.u, pass, threads);
-  parallel(plan.cut.blocks(), threads, work_of(plan.cut, inputs, outputs), [&](size_t piece) {
+  parallel(plan.cut.blocks(), threads, work_of(plan.cut.tiles(), inputs, outputs), [&](size_t piece) {
     const Block block = plan.cut.block(piece);
     float* room = reinterpret_cast<float*>(scratch());
     const Matrices v = matrices(room + kernels.room_floats(kBlockColumns), plan.cut.most_tiles(), plan.v_row);
@@ -185,7 +185,10 @@ void run_panels(const Kernels& kernels, const PassPlan& plan, const Pass& pass, 
   }
 }
 
-void run_pass(const Kernels& kernels, const Pass& pass, size_t threads, std::byte* work) {
+void run_pass(const Kernels& kernels, const Pass& pass, size_t most_threads, std::byte* work) {
+  // Cuts for more threads than the call is worth would cost it.
+  const size_t tiles = count_tiles(pass.batch, pass.y.rows, pass.y.columns);
+  const size_t threads = threads_worth(most_threads, work_of(tiles, pass.x.channels, pass.y.channels));
   const PassPlan plan = plan_pass(kernels, pass.batch, pass.x.channels, pass.y.channels, pass.y.rows, pass.y.columns,
                                   threads, reinterpret_cast<float*>(work));
   if (plan.is_shared) {
@@ -233,7 +236,7 @@ void run_shared(const Kernels& kernels, const SumPlan& plan, const Problem& s, c
       kernels.gradient(dz, parts.part(block, piece), {o, std::min(dz.channels, o + kernels.lanes)}, plan.y,
                        reinterpret_cast<float*>(scratch()));
     });
-    const double work = work_of(plan.cut, x.channels, dz.channels) / plan.cut.tiles() * tiles;
+    const double work = work_of(tiles, x.channels, dz.channels);
     parallel(across * divide_up(panels, together), threads, work, [&](size_t piece) {
       const size_t c = piece % across * some, first = piece / across * outputs_together;
       const Range inputs = {0, std::min(x.channels - c, some)};
@@ -257,7 +260,7 @@ void run_apart(const Kernels& kernels, const SumPlan& plan, const Problem& s, co
   // Too few parts for the threads: some panels of a part each, and V made once for each of them.
   const size_t panels = divide_up(dz.channels, kernels.panel);
   const size_t some = even_pieces(panels, 1, panels, plan.parts, threads, kPanelsPerV), splits = divide_up(panels, some);
-  parallel(plan.parts * splits, threads, work_of(plan.cut, x.channels, dz.channels), [&](size_t piece) {
+  parallel(plan.parts * splits, threads, work_of(plan.cut.tiles(), x.channels, dz.channels), [&](size_t piece) {
     const size_t part = piece / splits, o = piece % splits * some * kernels.panel;
     const Range outputs = {o, std::min(dz.channels, o + some * kernels.panel)};
     float* room = reinterpret_cast<float*>(scratch());
@@ -356,9 +359,10 @@ size_t weight_gradient_bytes(const Kernels& kernels, const Problem& s) {
   return plan_sum(kernels, s, nullptr).floats * kFloat;
 }
 
-void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& g, size_t threads,
+void weight_gradient(const Kernels& kernels, const Problem& s, const WeightGradient& g, size_t most_threads,
                      std::byte* work) {
   const SumPlan plan = plan_sum(kernels, s, reinterpret_cast<float*>(work));
+  const size_t threads = threads_worth(most_threads, work_of(plan.cut.tiles(), s.in_channels, s.out_channels));
   const Image x = {g.x, s.in_channels, s.y.in, s.x.in}, dz = {g.dz, s.out_channels, s.y.out, s.x.out};
   if (plan.is_shared) {
     run_shared(kernels, plan, s, g, x, dz, threads);
