@@ -1,3 +1,4 @@
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 
@@ -22,7 +23,10 @@ int main(int count, char** arguments) {
   for (auto* test = obn::test::Case::first; test; test = test->next) {
     if (count > 1 && !std::strstr(test->name, arguments[1])) continue;
     int before = obn::test::failures;
+    const auto begin = std::chrono::steady_clock::now();
     test->run();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    if (took.count() > 20.0) std::printf("%s took %.0f s\n", test->name, took.count());
     ++ran;
     if (obn::test::failures != before) {
       ++failed;
