@@ -350,38 +350,36 @@ void outputs_to_lanes(const Matrices& m, const Block& block, Range channels, con
 
 // ---- weights ----
 
-// taps[q] = tap q of n <= kLanes kernels; kernel i begins at w + i·step.
+// taps[q] = tap q of n <= kLanes kernels; kernel i begins at w + i·step. Some taps from kFirst on, and the rest.
+template <size_t kFirst = 0>
 OBN_INLINE void read_taps(const float* w, size_t step, size_t n, F (&taps)[kTaps]) {
-#pragma GCC unroll 3
-  for (size_t q = 0; q < kTaps; q += kLanes) {
-    const size_t some = smaller(kLanes, kTaps - q);
-    F v[kLanes];
-    for (size_t i = 0; i < kLanes; ++i)
-      v[i] = i >= n ? F{} : some == kLanes ? load(w + i * step + q) : load_first(w + i * step + q, some);
-    transpose(v);
+  constexpr size_t kSome = smaller(kLanes, kTaps - kFirst);
+  F v[kLanes];
+  for (size_t i = 0; i < kLanes; ++i)
+    v[i] = i >= n ? F{} : kSome == kLanes ? load(w + i * step + kFirst) : load_first(w + i * step + kFirst, kSome);
+  transpose(v);
 #pragma GCC unroll 9
-    for (size_t i = 0; i < some; ++i) taps[q + i] = v[i];
-  }
+  for (size_t i = 0; i < kSome; ++i) taps[kFirst + i] = v[i];
+  if constexpr (kFirst + kSome < kTaps) read_taps<kFirst + kSome>(w, step, n, taps);
 }
 
 // The way back; added to what is there if asked to.
+template <size_t kFirst = 0>
 OBN_INLINE void write_taps(const F (&taps)[kTaps], float* w, size_t step, size_t n, bool accumulate) {
-#pragma GCC unroll 3
-  for (size_t q = 0; q < kTaps; q += kLanes) {
-    const size_t some = smaller(kLanes, kTaps - q);
-    F v[kLanes] = {};
+  constexpr size_t kSome = smaller(kLanes, kTaps - kFirst);
+  F v[kLanes] = {};
 #pragma GCC unroll 9
-    for (size_t i = 0; i < some; ++i) v[i] = taps[q + i];
-    transpose(v);
-    for (size_t i = 0; i < n; ++i) {
-      float* to = w + i * step + q;
-      if (some == kLanes) {
-        store(to, accumulate ? load(to) + v[i] : v[i]);
-      } else {
-        store_first(to, accumulate ? load_first(to, some) + v[i] : v[i], some);
-      }
+  for (size_t i = 0; i < kSome; ++i) v[i] = taps[kFirst + i];
+  transpose(v);
+  for (size_t i = 0; i < n; ++i) {
+    float* to = w + i * step + kFirst;
+    if (kSome == kLanes) {
+      store(to, accumulate ? load(to) + v[i] : v[i]);
+    } else {
+      store_first(to, accumulate ? load_first(to, kSome) + v[i] : v[i], kSome);
     }
   }
+  if constexpr (kFirst + kSome < kTaps) write_taps<kFirst + kSome>(taps, w, step, n, accumulate);
 }
 
 void weights(const float* w, size_t k_step, size_t j_step, bool turned, size_t inputs, size_t outputs, float* u,

@@ -21,7 +21,7 @@ using obn::convolution::winograd::Range;
 
 namespace {  // nothing here may be shared between targets
 
-OBN_INLINE size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+OBN_INLINE constexpr size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 // ---- planes to channels-last and back ----
 
