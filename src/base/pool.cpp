@@ -13,10 +13,12 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <new>
 #include <ratio>
+#include <thread>
 
 #include "base/memory.h"
 #include "base/system.h"
@@ -191,8 +193,12 @@ bool is_eager() {
 // Handing over to one more thread that is awake, and waiting for it: measured whenever workers are started.
 std::atomic<double> hand_over{300.0};
 constexpr double kLeastHandOver = 50.0, kMostHandOver = 5000.0;
-constexpr double kWorthAThread = 12000.0;  // below, fetching what the caller has in its caches costs more
-constexpr double kWakeUp = 30000.0;       // what waking workers costs, about: the system has to
+constexpr double kWakeUp = 30000.0;  // what waking workers costs, about: the system has to
+
+// Work below which one more thread costs more than it brings: it has to fetch what the caller has in its caches. Measured
+// then, too, from the time a line of memory takes; the bounds are those of the machines seen.
+constexpr double kLinesOfAThread = 1500.0, kLeastWorth = 3000.0, kMostWorth = 12000.0;
+std::atomic<double> worth_a_thread{kLeastWorth};
 
 // Sleeping workers are woken once the calls that went without them have lost as much as that costs; a call that loses
 // as much alone wakes them at once.
@@ -301,6 +307,7 @@ struct Pool {
 
   void start_workers(size_t wanted);
   void measure();
+  double line_time();
   void wake_next(size_t seat, size_t wanted);
   void work(size_t seat);
 };
@@ -358,6 +365,38 @@ void Pool::measure() {
   }
   const double each = nanoseconds(best) / static_cast<double>(all - 1);
   hand_over.store(std::clamp(each, kLeastHandOver, kMostHandOver), std::memory_order_relaxed);
+  const double worth = kLinesOfAThread * line_time();
+  worth_a_thread.store(std::clamp(worth, kLeastWorth, kMostWorth), std::memory_order_relaxed);
+}
+
+// Nanoseconds for which a worker changes a line of memory that the caller has just written; many, if none came.
+double Pool::line_time() {
+  static constexpr auto kPatience = std::chrono::microseconds(100);
+  struct Trial {
+    std::thread::id caller = std::this_thread::get_id();
+    std::atomic<bool> is_over{false};
+    double best = kMostWorth;
+    alignas(64) uint64_t lines[256][8] = {};
+  } trial;
+  for (int turn = 0; turn < 12; ++turn) {
+    for (auto& line : trial.lines) line[0] += 1;
+    trial.is_over.store(false, std::memory_order_relaxed);
+    run(
+        2, 2,
+        [](void* context, size_t piece) {
+          Trial& my = *static_cast<Trial*>(context);
+          const auto begin = Clock::now();
+          if (piece == 0) {  // the caller's: the other is not for it
+            while (!my.is_over.load(std::memory_order_acquire) && Clock::now() - begin < kPatience) pause();
+          } else if (std::this_thread::get_id() != my.caller) {
+            for (auto& line : my.lines) line[0] += 1;
+            my.best = std::min(my.best, nanoseconds(Clock::now() - begin) / std::size(my.lines));
+            my.is_over.store(true, std::memory_order_release);
+          }
+        },
+        &trial);
+  }
+  return trial.best;
 }
 
 // Wakes those of the next seats that are parked; each wakes some more, so that a few steps reach all.
@@ -447,9 +486,10 @@ void set_eager_threads(bool are_eager) {
 
 size_t threads_worth(size_t threads, double work) {
   if (work == kAnyWork || is_eager()) return threads;
-  if (threads < 2 || work < 2 * kWorthAThread) return 1;
+  const double worth = worth_a_thread.load(std::memory_order_relaxed);
+  if (threads < 2 || work < 2 * worth) return 1;
   // work / n + hand_over · n is least here.
-  const double best = std::min(std::sqrt(work / hand_over.load(std::memory_order_relaxed)), work / kWorthAThread);
+  const double best = std::min(std::sqrt(work / hand_over.load(std::memory_order_relaxed)), work / worth);
   return best < static_cast<double>(threads) ? std::max(static_cast<size_t>(best), size_t{1}) : threads;
 }
 
