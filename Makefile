@@ -6,8 +6,9 @@ JOBS := $(shell getconf _NPROCESSORS_ONLN)
 # Warnings are errors where it is ON, as .ci/run asks; the next compiler's new warnings stop nobody else.
 WERROR ?= OFF
 
-.PHONY: demo test test-cpp test-cpp-clang test-python test-prefix test-long sanitize sanitize-address sanitize-thread arm arm-clang \
-  lint includes wheel wheels wheels-test wheels-arm-test sdist debian13 bench docs record-bits clean
+.PHONY: demo test test-cpp test-cpp-clang test-python test-prefix test-long sanitize sanitize-address sanitize-thread stress arm arm-clang \
+  fuzz fuzz-merge fuzz-replay fuzz-coverage \
+  lint format format-cpp new-family includes wheel wheels wheels-test wheels-arm-test sdist debian13 free-threaded bench docs record-bits clean
 
 demo: $(VENV)/demo
 	$(BIN)/openbnns demo --folder build/demo
@@ -65,6 +66,50 @@ sanitize-address sanitize-thread: $(VENV)/tools
 	$(BIN)/cmake --build build/$(KIND) --target core_test -j $(JOBS)
 	build/$(KIND)/core_test
 
+# Many threads at once under ThreadSanitizer with the kernels of AVX2, which alone are instrumented besides the core: the
+# others would take as long again to compile.
+stress: $(VENV)/tools
+	$(BIN)/cmake -S . -B build/stress -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_TESTS=ON \
+	  -DOPENBNNS_SANITIZE=thread -DOPENBNNS_SANITIZE_TARGET=avx2
+	$(BIN)/cmake --build build/stress --target stress_test -j $(JOBS)
+	OPENBNNS_ISA=avx2 OPENBNNS_STRESS=10 build/stress/stress_test stress
+
+# The fuzzers of tests/fuzz: of the C interface (clang's libFuzzer; each instruction set of this machine in turn, what it
+# finds is left in build/fuzz), of files, and of calls from Python; MINUTES each. New inputs are kept in build/fuzz/corpus;
+# `make fuzz-merge` brings those that reach something new into tests/fuzz/corpus.
+MINUTES ?= 10
+FUZZ_RUNS ?= 20000
+FUZZ_ISAS ?= portable avx2 avx512 amx
+FUZZER = $(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DOPENBNNS_FUZZ=ON \
+  -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ $(2) && $(BIN)/cmake --build $(1) --target fuzz_c -j $(JOBS)
+fuzz: $(VENV)/installed
+	$(call FUZZER,build/fuzz,)
+	mkdir -p build/fuzz/corpus
+	for isa in $(FUZZ_ISAS); do OPENBNNS_ISA=$$isa build/fuzz/fuzz_c -max_len=512 -timeout=60 -rss_limit_mb=4096 \
+	  -max_total_time=$$((60 * $(MINUTES) / $(words $(FUZZ_ISAS)) + 1)) -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus tests/fuzz/corpus || exit 1; done
+	$(BIN)/python -m pytest tests/fuzz --fuzz-minutes $(MINUTES)
+
+fuzz-merge: $(VENV)/tools
+	build/fuzz/fuzz_c -max_len=512 -merge=1 tests/fuzz/corpus build/fuzz/corpus
+
+# The kept inputs once more, and some thousand that grow from them, always the same ones; portable kernels alone, which
+# are compiled in a third of the time.
+fuzz-replay: $(VENV)/tools
+	$(call FUZZER,build/fuzz-portable,-DOPENBNNS_PORTABLE=ON)
+	rm -rf build/fuzz-portable/corpus
+	cp -r tests/fuzz/corpus build/fuzz-portable/corpus
+	build/fuzz-portable/fuzz_c -max_len=512 -timeout=60 -rss_limit_mb=4096 -runs=$(FUZZ_RUNS) -seed=1 -verbosity=0 \
+	  -artifact_prefix=build/fuzz-portable/ build/fuzz-portable/corpus
+
+# Lines of src/ that the kept inputs reach, by folder; needs llvm-profdata and llvm-cov.
+fuzz-coverage: $(VENV)/tools
+	$(call FUZZER,build/fuzz-coverage,-DOPENBNNS_COVERAGE=ON)
+	for isa in $(FUZZ_ISAS); do OPENBNNS_ISA=$$isa LLVM_PROFILE_FILE=build/fuzz-coverage/$$isa.profraw \
+	  build/fuzz-coverage/fuzz_c -max_len=512 -runs=0 -verbosity=0 tests/fuzz/corpus || exit 1; done
+	llvm-profdata merge -o build/fuzz-coverage/all.profdata build/fuzz-coverage/*.profraw
+	$(PYTHON) tests/fuzz/coverage.py build/fuzz-coverage/fuzz_c build/fuzz-coverage/all.profdata
+
 # The core for ARM, its tests run by qemu-user as a processor with bfloat16 instructions, and those of products as one
 # without. Needs g++-aarch64-linux-gnu and qemu-user. arm-clang: the same by zig, the compiler of our wheels.
 QEMU := qemu-aarch64 -L /usr/aarch64-linux-gnu
@@ -88,9 +133,29 @@ build/zig/c++: $(VENV)/tools
 	for tool in ar ranlib; do printf '#!/bin/sh\nexec %s %s "$$@"\n' "$(ZIG)" $$tool > build/zig/$$tool; done
 	chmod +x build/zig/*
 
+PYTHON_FOLDERS := python tests benchmarks examples packaging tools docs .ci
 lint: $(VENV)/installed
-	$(BIN)/ruff check python tests benchmarks examples packaging
+	$(BIN)/ruff check $(PYTHON_FOLDERS)
+	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/mypy
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix $(PYTHON_FOLDERS)
+	$(BIN)/ruff format $(PYTHON_FOLDERS)
+
+# The C++ as .clang-format says; `make format-cpp FILES="src/loss/loss.cpp …"` for some. The headers of the interface are
+# set by hand.
+FILES ?= $(shell git ls-files 'src/*.cpp' 'src/*.h' 'bindings/*.cpp' 'bindings/*.h' 'tests/fuzz/*.cpp' 'tests/fuzz/*.h')
+format-cpp: $(VENV)/format
+	$(BIN)/clang-format -i $(FILES)
+
+$(VENV)/format: $(VENV)/tools
+	$(BIN)/pip install -q --disable-pip-version-check clang-format==23.1.3
+	touch $@
+
+# The files of a new family, `make new-family NAME=resize`, and tests that fail until it is filled in.
+new-family:
+	$(PYTHON) tools/new_family.py "$(NAME)"
 
 # Every C++ file includes the standard headers it uses.
 includes: $(VENV)/includes
@@ -121,6 +186,10 @@ wheels-arm-test:
 	packaging/arm64_tests.sh $(ARGUMENTS)
 debian13:
 	packaging/debian13.sh
+
+# The Python tests by an interpreter without a global lock, which is built first. `ARGUMENTS` go to pytest.
+free-threaded:
+	packaging/free_threaded.sh $(ARGUMENTS)
 
 # The source as PyPI has it, from a copy of what git knows: the tool would walk through all of build/.
 sdist: $(VENV)/wheels

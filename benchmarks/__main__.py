@@ -12,24 +12,27 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import peers
-from benchmarks.harness import (
-    ROOT,
-    Ceilings,
-    Row,
-    Run,
-    Work,
-    ceilings,
-    cpu_name,
-    header,
-    line,
-    say,
-)
+from benchmarks.harness import ROOT, Ceilings, Row, Run, Work, ceilings, cpu_name, header, line, say
 
 FAMILIES = (
-    "gemm", "matmul", "fully_connected", "convolution", "pooling", "activation", "arithmetic",
-    "normalization", "fused", "attention", "loss", "optimizer", "random", "training", "threads",
-    "scaling", "calls",
-)  # fmt: skip
+    "gemm",
+    "matmul",
+    "fully_connected",
+    "convolution",
+    "pooling",
+    "activation",
+    "arithmetic",
+    "normalization",
+    "fused",
+    "attention",
+    "loss",
+    "optimizer",
+    "random",
+    "training",
+    "threads",
+    "scaling",
+    "calls",
+)
 
 # Bytes read, written and copied in the caches and in memory: for the record, beside the floors of
 # the rows.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import numpy as np
-from cases.attention import VERY_LONG, AttentionCase, by_name
+from cases.attention import VERY_LONG, AttentionCase
 
 from benchmarks.harness import (
     OURS,
@@ -30,9 +30,18 @@ CASES = [
     AttentionCase(1, 16, 16, 4, 16),
 ]
 GRADIENTS = (
-    "query.input", "key.input", "value.input", "query.weights", "key.weights", "value.weights",
-    "output.weights", "query.bias", "key.bias", "value.bias", "output.bias",
-)  # fmt: skip
+    "query",
+    "key",
+    "value",
+    "query_weights",
+    "key_weights",
+    "value_weights",
+    "output_weights",
+    "query_bias",
+    "key_bias",
+    "value_bias",
+    "output_bias",
+)
 RESULTS = ("y", *GRADIENTS)
 
 
@@ -81,19 +90,19 @@ def _contenders(case: AttentionCase, run: Run) -> list[Contender]:
 def _ours(case: AttentionCase, p, dy: np.ndarray, threads: int) -> Contender:
     layer, y = case.layer(p, threads), empty_like(dy)
     _, cache = layer.apply(p.q, p.k, p.v, cache=True)
-    first = by_name(layer.apply_backward(p.q, p.k, p.v, dy, cache=cache))
-    targets = {name: first[name] for name in GRADIENTS}
+    first = layer.apply_backward(p.q, p.k, p.v, None, dy, cache=cache)
+    targets = {f"{name}_gradient": getattr(first, name) for name in GRADIENTS}
 
     def forward():
         layer.apply(p.q, p.k, p.v, out=y, cache=cache)
 
     def backward():
-        layer.apply_backward(p.q, p.k, p.v, dy, cache=cache, gradients=targets)
+        layer.apply_backward(p.q, p.k, p.v, None, dy, cache=cache, **targets)
 
     def result():
         forward()
         backward()
-        flat = [targets[name] for name in GRADIENTS]
+        flat = list(targets.values())
         flat[3:6] = [array.reshape(-1, array.shape[-1]) for array in flat[3:6]]
         flat[7:10] = [array.reshape(-1) for array in flat[7:10]]
         flat[8] = None  # the gradient of the keys' bias is 0, what comes out is rounding

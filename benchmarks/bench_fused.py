@@ -105,21 +105,27 @@ def _bytes_read(case: FusedCase, inputs: list[np.ndarray], y: np.ndarray) -> int
 
 
 def _ours(
-    name: str, case: FusedCase, inputs: list[np.ndarray], w: np.ndarray | None, dy: np.ndarray,
+    name: str,
+    case: FusedCase,
+    inputs: list[np.ndarray],
+    w: np.ndarray | None,
+    dy: np.ndarray,
     threads: int,
-) -> Contender:  # fmt: skip
+) -> Contender:
     layer = case.layer(num_threads=threads, weights=w)
     y = empty_like(dy)
     dx, dw, dgamma, dbeta = _targets(case, inputs, w)
-    targets = (dw, None, dbeta, dgamma) if case.is_weighted else (dbeta, dgamma)
+    targets = {"beta_gradient": dbeta, "gamma_gradient": dgamma}
+    if case.is_weighted:
+        targets |= {"input_gradient": dx[0], "weights_gradient": dw, "bias_gradient": None}
+    else:
+        targets |= {"a_gradient": dx[0], "b_gradient": dx[1]}
 
     def forward():
         layer.apply(*inputs, training=True, out=y)
 
     def backward():
-        layer.apply_backward(
-            *inputs, y=y, grad_output=dy, input_gradients=dx, parameter_gradients=targets
-        )
+        layer.apply_backward(*inputs, y, dy, **targets)
 
     def result():
         forward()

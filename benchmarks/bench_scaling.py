@@ -44,13 +44,21 @@ def _both(layer: object, shape: tuple[int, ...], **forward: object) -> Step:
 
 
 def _convolution(
-    n: int, channels: int, side: int, outputs: int, kernel: int = 3, stride: int = 1,
+    n: int,
+    channels: int,
+    side: int,
+    outputs: int,
+    kernel: int = 3,
+    stride: int = 1,
     groups: int = 1,
-) -> Step:  # fmt: skip
+) -> Step:
     layer = bnns.ConvolutionLayer(
-        _values(outputs, channels // groups, kernel, kernel), input=(channels, side, side),
-        stride=stride, padding=kernel // 2, groups=groups,
-    )  # fmt: skip
+        _values(outputs, channels // groups, kernel, kernel),
+        input=(channels, side, side),
+        stride=stride,
+        padding=kernel // 2,
+        groups=groups,
+    )
     return _both(layer, (n, channels, side, side))
 
 
@@ -70,9 +78,12 @@ def _pooling() -> Step:
 def _normalization(kind: str, sample: tuple[int, ...], n: int, activation: str) -> Step:
     parameters = sample if kind == "layer" else sample[:1]
     layer = bnns.NormalizationLayer(
-        kind, input=sample, beta=np.zeros(parameters, "f4"), gamma=np.ones(parameters, "f4"),
+        kind,
+        input=sample,
+        beta=np.zeros(parameters, "f4"),
+        gamma=np.ones(parameters, "f4"),
         activation=activation,
-    )  # fmt: skip
+    )
     return _both(layer, (n, *sample), training=True)
 
 

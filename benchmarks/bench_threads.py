@@ -79,9 +79,12 @@ def _samples(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _timer(
-    pool: ThreadPoolExecutor, blocks: Callable[[], list], shape: tuple[int, ...], train: Train,
+    pool: ThreadPoolExecutor,
+    blocks: Callable[[], list],
+    shape: tuple[int, ...],
+    train: Train,
     users: int,
-) -> Timer:  # fmt: skip
+) -> Timer:
     """So many networks trained, each in a thread of its own."""
     networks = [openbnns.Network(blocks(), input=shape, seed=seed) for seed in range(users)]
     return Timer(

@@ -80,9 +80,17 @@ def _digits() -> Network:
     batches = [digits.make_batch(0, step) for step in range(STEPS)]
     stage = Stage(p["weights"], p["bias"], p["gamma"], p["beta"])
     return Network(
-        "digits-32x1x20x20", lambda: digits.DigitNetwork(0), batches, [stage], p["fc_weights"],
-        None, rate=0.01, epsilon=1e-7, clip=0.5, l2=0.01,
-    )  # fmt: skip
+        "digits-32x1x20x20",
+        lambda: digits.DigitNetwork(0),
+        batches,
+        [stage],
+        p["fc_weights"],
+        None,
+        rate=0.01,
+        epsilon=1e-7,
+        clip=0.5,
+        l2=0.01,
+    )
 
 
 def _handwriting() -> Network | None:
@@ -97,9 +105,15 @@ def _handwriting() -> Network | None:
     batches = [training.batch(step) for step in range(STEPS)]
     side = data.images.shape[2]
     return Network(
-        f"handwriting-32x1x{side}x{side}", lambda: demo.SmallNetwork(side, 0), batches, stages,
-        p["dense_1.weights"], p["dense_1.bias"], rate=2e-3, epsilon=1e-5,
-    )  # fmt: skip
+        f"handwriting-32x1x{side}x{side}",
+        lambda: demo.SmallNetwork(side, 0),
+        batches,
+        stages,
+        p["dense_1.weights"],
+        p["dense_1.bias"],
+        rate=2e-3,
+        epsilon=1e-5,
+    )
 
 
 def _stages(p: dict[str, np.ndarray], count: int) -> list[Stage]:
@@ -136,9 +150,7 @@ def _made(name: str, batch: int, shape: tuple[int, ...], channels: list, units: 
         parts = [block for stage in stages for block in stage]
         adam = openbnns.AdamOptimizer(1e-3)
         return _Program(
-            openbnns.Network(
-                [*parts, *hidden, Dense(CLASSES)], input=shape, optimizer=adam, seed=1
-            )
+            openbnns.Network([*parts, *hidden, Dense(CLASSES)], input=shape, optimizer=adam, seed=1)
         )
 
     random = np.random.default_rng(0)
@@ -151,13 +163,17 @@ def _made(name: str, batch: int, shape: tuple[int, ...], channels: list, units: 
     ]
     p = {key: array.copy() for key, array in program().parameters.items()}
     stages = _stages(p, len(channels))
-    layers = [
-        (p[f"dense_{i}.weights"], p[f"dense_{i}.bias"]) for i in range(1, len(units) + 2)
-    ]
+    layers = [(p[f"dense_{i}.weights"], p[f"dense_{i}.bias"]) for i in range(1, len(units) + 2)]
     return Network(
-        f"{name}-{batch}x{'x'.join(map(str, shape))}", program, batches, stages, *layers[-1],
-        rate=1e-3, epsilon=1e-5, hidden=layers[:-1],
-    )  # fmt: skip
+        f"{name}-{batch}x{'x'.join(map(str, shape))}",
+        program,
+        batches,
+        stages,
+        *layers[-1],
+        rate=1e-3,
+        epsilon=1e-5,
+        hidden=layers[:-1],
+    )
 
 
 NETWORKS = {

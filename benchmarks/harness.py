@@ -103,9 +103,7 @@ class Trainer:
     def step(self, phase: str) -> Step | None:
         if phase == "all" and self.input_gradient is not None:
             return self.both_gradients_and_forward or self._all
-        steps = {
-            "forward": self.forward, "dx": self.input_gradient, "dw": self.weight_gradient,
-        }  # fmt: skip
+        steps = {"forward": self.forward, "dx": self.input_gradient, "dw": self.weight_gradient}
         return steps.get(phase)
 
     def _all(self) -> None:
@@ -145,9 +143,7 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
-            self.read + other.read,
-            self.written + other.written,
-            self.operations + other.operations,
+            self.read + other.read, self.written + other.written, self.operations + other.operations
         )
 
 
@@ -162,18 +158,25 @@ class Entry:
 
     @classmethod
     def unary(
-        cls, name: str, forward: Work, backward: Work,
-        contenders: Callable[[], list[Contender]], results: tuple[str, ...] = ("y", "dx"),
-    ) -> "Entry":  # fmt: skip
+        cls,
+        name: str,
+        forward: Work,
+        backward: Work,
+        contenders: Callable[[], list[Contender]],
+        results: tuple[str, ...] = ("y", "dx"),
+    ) -> "Entry":
         """Of a layer whose gradients all come from one call."""
         works = (forward, backward, replace(forward + backward, calls=(forward, backward)))
         return cls(name, dict(zip(PHASES, works, strict=True)), contenders, results)
 
     @classmethod
     def weighted(
-        cls, name: str, sizes: tuple[int, int, int], multiplications: int,
+        cls,
+        name: str,
+        sizes: tuple[int, int, int],
+        multiplications: int,
         contenders: Callable[[], list[Trainer]],
-    ) -> "Entry":  # fmt: skip
+    ) -> "Entry":
         """Of a layer with weights; sizes: values of x, weights and y, 4 bytes each. Every pass
         reads two of the three and writes the third."""
         x, w, y = (4 * size for size in sizes)
@@ -319,9 +322,12 @@ class Ceilings:
         # Threads that wait give their core away: it belongs to the next contender.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         self._process = subprocess.Popen(
-            [program, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [program, str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env=environment,
-        )  # fmt: skip
+        )
         self.fma = float(self._process.stdout.readline())
 
     def loops(self, work: Work) -> "Loops":

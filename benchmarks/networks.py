@@ -60,9 +60,14 @@ def _convolution(
     channels: int, stride: int = 1, kernel: int = 3, activation: str = "relu"
 ) -> Block:
     return Convolution(
-        channels, kernel, stride=stride, padding=kernel // 2, bias=False, normalization="batch",
+        channels,
+        kernel,
+        stride=stride,
+        padding=kernel // 2,
+        bias=False,
+        normalization="batch",
         activation=activation,
-    )  # fmt: skip
+    )
 
 
 def vgg() -> list[Block]:

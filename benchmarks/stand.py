@@ -22,57 +22,82 @@ class Table(NamedTuple):
 HALF = "(bfloat16|float16|medium)$"
 TABLES = (
     Table(
-        "**Convolution**, forward and both gradients:",
-        "convolution", ("convolution",), ("all",),
+        "**Convolution**, forward and both gradients:", "convolution", ("convolution",), ("all",)
     ),
     Table(
         "**Products** m x n x k; `nt`: the second factor lies as (n, k):",
-        "products", ("gemm",), ("forward",), f"^(?!.*{HALF})",
+        "products",
+        ("gemm",),
+        ("forward",),
+        f"^(?!.*{HALF})",
     ),
     Table(
         "**Products of other types**, against our float32:",
-        "products", ("gemm",), ("forward",), HALF,
+        "products",
+        ("gemm",),
+        ("forward",),
+        HALF,
     ),
     Table(
         "**Fully connected**, forward and both gradients:",
-        "products", ("fully_connected",), ("all",),
+        "products",
+        ("fully_connected",),
+        ("all",),
     ),
     Table(
-        "**Fused layers**, forward and backward with all gradients:",
-        "fused", ("fused",), ("both",),
+        "**Fused layers**, forward and backward with all gradients:", "fused", ("fused",), ("both",)
     ),
     Table(
         "**Normalization and arithmetic**, forward and backward:",
-        "normalization", ("normalization", "arithmetic"), ("both",),
+        "normalization",
+        ("normalization", "arithmetic"),
+        ("both",),
     ),
     Table(
         "**Activations** of a million values, forward and backward, 2 threads:",
-        "activation", ("activation",), ("both",),
+        "activation",
+        ("activation",),
+        ("both",),
     ),
     Table(
         "**Pooling**, 2 threads. PyTorch: mostly with given outputs, which autograd cannot use:",
-        "pooling", ("pooling",), ("forward", "backward"), "-32x64x112x112",
+        "pooling",
+        ("pooling",),
+        ("forward", "backward"),
+        "-32x64x112x112",
     ),
     Table("**Losses with their gradient**, 2 threads:", "loss", ("loss",), ("both",)),
     Table(
         "**Optimizers**, one step of a million parameters, 2 threads:",
-        "loss", ("optimizer",), ("forward",),
+        "loss",
+        ("optimizer",),
+        ("forward",),
     ),
     Table(
         "**Attention and batched products**, forward and backward:",
-        "attention", ("attention", "matmul"), ("both",),
+        "attention",
+        ("attention", "matmul"),
+        ("both",),
     ),
     Table("**Whole training steps**, loss read by Python:", "training", ("training",), ("step",)),
     Table(
         "**Python threads** that train a network each, time per step of all together:",
-        "threads", ("threads",), ("1 user", "2 users"),
+        "threads",
+        ("threads",),
+        ("1 user", "2 users"),
     ),
-)  # fmt: skip
+)
 
 COLUMNS = (
-    "ours", "PyTorch", "compiled", "oneDNN", "JAX", "our float32", "our two layers",
+    "ours",
+    "PyTorch",
+    "compiled",
+    "oneDNN",
+    "JAX",
+    "our float32",
+    "our two layers",
     "over the floor",
-)  # fmt: skip
+)
 
 
 def main() -> None:

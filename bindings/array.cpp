@@ -1,6 +1,8 @@
 #include "array.h"
 
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -90,6 +92,21 @@ void Operand::release() {
 
 // ---- filters ----
 
+PyObject* pin(State* state, PyObject* object) {
+  PyObject* owner = Py_NewRef(object);
+  bool is_array;
+  while ((is_array = PyObject_TypeCheck(owner, state->ndarray)) || PyMemoryView_Check(owner)) {
+    PyObject* next = PyObject_GetAttr(owner, is_array ? state->base : state->obj);
+    if (next == Py_None) break;
+    Py_DECREF(owner);
+    if (!next) return nullptr;
+    owner = next;
+  }
+  PyObject* reference = is_array ? PyWeakref_NewRef(owner, nullptr) : Py_NewRef(Py_None);
+  Py_DECREF(owner);
+  return reference;
+}
+
 bool FilterObject::enter() {
   if (state.fetch_add(2) & 1) {
     leave();
@@ -98,17 +115,39 @@ bool FilterObject::enter() {
   return true;
 }
 
-void FilterObject::leave() {
-  if (state.fetch_sub(2) == 3) close();  // closed, and this was the last one inside
+void FilterObject::leave(bool has_gil) {
+  if (state.fetch_sub(2) == 3) close(has_gil);  // closed, and this was the last one inside
 }
 
-void FilterObject::close() {
+std::atomic<uint32_t> generation{1};
+
+bool FilterObject::use(uint64_t mine, uint64_t against) {
+  const uint64_t here = generation.load();
+  uint64_t now = users.load();
+  for (;;) {
+    const uint64_t still = now >> 32 == here ? now : here << 32;
+    if (still & against) return false;
+    if (users.compare_exchange_weak(now, still + mine)) return true;
+  }
+}
+
+void FilterObject::end_use(uint64_t mine) {
+  const uint64_t here = generation.load();
+  uint64_t now = users.load();
+  while (now >> 32 == here && !users.compare_exchange_weak(now, now - mine)) {
+  }
+}
+
+void FilterObject::close(bool has_gil) {
   if (state.fetch_or(1) >> 1) return;  // still in use: leave() comes back here
   BNNSFilter last = handle.exchange(nullptr);
   if (!last) return;
   BNNSFilterDestroy(last);
-  while (held_count > 0) PyBuffer_Release(&held[--held_count]);
-  PyBuffer_Release(&borrowed);  // nothing happens where there is none
+  PyGILState_STATE gil{};
+  if (!has_gil) gil = PyGILState_Ensure();
+  while (held_count > 0) held[--held_count].release();
+  borrowed.release();
+  if (!has_gil) PyGILState_Release(gil);
 }
 
 // ---- calls ----
@@ -132,12 +171,13 @@ Call::Call(PyObject* module, PyObject* filter, Family family) : state_(state_of(
 Call::Call(PyObject* module, PyObject* name) : state_(state_of(module)), name_(name), ok_(true) {}
 
 Call::~Call() {
-  if (claims_) filter_->claimed.store(false);
+  if (claims_) filter_->unclaim();
+  if (shares_) filter_->unshare();
   if (filter_) filter_->leave();
 }
 
 bool Call::claim() {
-  claims_ = !filter_->claimed.exchange(true);
+  claims_ = filter_->claim();
   if (!claims_)
     PyErr_Format(state_->layer_apply_error,
                  "[%U] layer: expected one training or backward call at a time; got one while another is under way",
@@ -145,9 +185,95 @@ bool Call::claim() {
   return claims_;
 }
 
+bool Call::share() {
+  shares_ = filter_->share();
+  if (!shares_)
+    PyErr_Format(state_->layer_apply_error,
+                 "[%U] layer: expected no training or backward call under way; got one on another thread", name_);
+  return shares_;
+}
+
+int Call::truth(PyObject* object, const char* name) const {
+  const int found = PyObject_IsTrue(object);
+  if (found < 0) {
+    PyErr_Clear();
+    PyErr_Format(state_->argument_error, "[%U] %s: expected True or False; got %R", name_, name, Py_TYPE(object));
+  }
+  return found;
+}
+
+void Call::keep() const {
+  const unsigned long thread = PyThread_get_thread_ident();
+  const bool is_overtaking = filter_->kept != FilterObject::kept_used && filter_->kept_by != thread;
+  if (is_overtaking || filter_->kept != FilterObject::kept_contested)
+    filter_->kept = is_overtaking ? FilterObject::kept_contested : FilterObject::kept_new;
+  filter_->kept_by = thread;
+}
+
+bool Call::use_kept() const {
+  if (filter_->kept == FilterObject::kept_contested && filter_->kept_by != PyThread_get_thread_ident()) {
+    PyErr_Format(state_->layer_apply_error,
+                 "[%U] layer: expected the gradients of the last training call; got those of an earlier one, before "
+                 "that of another thread",
+                 name_);
+    return false;
+  }
+  if (filter_->kept == FilterObject::kept_new) filter_->kept = FilterObject::kept_used;
+  return true;
+}
+
+// ---- without the GIL ----
+
+namespace {
+
+thread_local PyThreadState* released = nullptr;  // this thread's, while a WithoutGil lives
+
+// Signal handlers run in the main thread alone; elsewhere PyErr_CheckSignals does nothing, so it is not asked.
+std::atomic<unsigned long> main_thread{0};
+
+int check_signals(void*) {
+  if (!released || PyThread_get_thread_ident() != main_thread.load(std::memory_order_relaxed)) return 0;
+  PyEval_RestoreThread(released);
+  const int answer = PyErr_CheckSignals();
+  released = PyEval_SaveThread();
+  return answer;
+}
+
+}  // namespace
+
+void watch_signals(unsigned long thread) {
+  main_thread.store(thread, std::memory_order_relaxed);
+  obn_set_interrupt_callback(check_signals, nullptr);
+}
+
+WithoutGil::WithoutGil() { released = PyEval_SaveThread(); }
+
+bool WithoutGil::wants_end() {
+  constexpr long long kAsks = 50'000'000;
+  const long long now = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                            std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (asked_ == 0) asked_ = now;
+  if (now - asked_ < kAsks) return false;
+  asked_ = now;
+  return check_signals(nullptr) != 0;
+}
+
+WithoutGil::~WithoutGil() {
+  PyThreadState* state = released;
+  released = nullptr;
+  PyEval_RestoreThread(state);
+}
+
 bool Call::fail() const {
+  if (PyErr_Occurred()) return false;  // what a signal handler raised
   PyErr_Format(state_->layer_apply_error, "[%U] %s", name_, obn_last_error());
   return false;
+}
+
+PyObject* Call::answer(size_t bytes) const {
+  if (bytes != SIZE_MAX) return PyLong_FromSize_t(bytes);
+  fail();
+  return nullptr;
 }
 
 Job* Call::prepare(Job* job) const {
@@ -197,6 +323,7 @@ Array::~Array() {
 }
 
 void Array::release() {
+  Py_CLEAR(pin_);
   if (exposed_) PyBuffer_Release(&buffer_);
   exposed_ = false;
 }
@@ -259,6 +386,7 @@ bool Array::fits(const Operand& operand, Strides strides, Batched batched, Py_ss
 
 bool Array::take(Call& call, PyObject* object, const Operand& operand, const char* name, Use use, Strides strides,
                  Batched batched) {
+  state_ = call.state();
   if (!view_storage(call.state(), object, operand)) return false;
   if (!expose(stand_in_ ? stand_in_ : object, use) || !fits(operand, strides, batched, call.batch)) {
     release();
@@ -346,16 +474,24 @@ BNNSNDArrayDescriptor Array::describe_first_major(const Operand& operand) const 
   return descriptor;
 }
 
-void Array::give_to(FilterObject* filter) {
-  filter->held[filter->held_count++] = buffer_;
-  exposed_ = false;
+bool Array::hold() {
+  pin_ = pin(state_, buffer_.obj);
+  return pin_;
 }
 
-void Array::lend_to(FilterObject* filter) {
-  Py_buffer last = filter->borrowed;
-  filter->borrowed = buffer_;
+bool Array::give_to(FilterObject* filter) {
+  if (!hold()) return false;
+  filter->held[filter->held_count++] = {buffer_, std::exchange(pin_, nullptr)};
   exposed_ = false;
-  PyBuffer_Release(&last);
+  return true;
+}
+
+bool Array::lend_to(FilterObject* filter) {
+  if (!hold()) return false;
+  Held last = std::exchange(filter->borrowed, {buffer_, std::exchange(pin_, nullptr)});
+  exposed_ = false;
+  last.release();
+  return true;
 }
 
 bool Target::take(Call& call, PyObject* target, const Operand& operand, const char* name, bool accumulate, bool exists,
@@ -405,8 +541,7 @@ bool take_parameter(Call& call, FilterObject* filter, PyObject* object, const Op
                     bool copy, Array& array, BNNSNDArrayDescriptor* descriptor) {
   if (!array.take(call, object, operand, name, copy ? Use::read : Use::share, Strides::any, Batched::no)) return false;
   *descriptor = array.describe(operand);
-  if (!copy) array.give_to(filter);
-  return true;
+  return copy || array.give_to(filter);
 }
 
 namespace {
@@ -415,7 +550,7 @@ namespace {
 bool hold_int32(FilterObject* filter, PyObject* object, const int32_t** data) {
   *data = nullptr;
   if (object == Py_None) return true;
-  Py_buffer* buffer = &filter->held[filter->held_count];
+  Py_buffer* buffer = &filter->held[filter->held_count].buffer;  // of an array that nobody else has
   if (PyObject_GetBuffer(object, buffer, PyBUF_SIMPLE) != 0) return false;
   ++filter->held_count;
   *data = static_cast<const int32_t*>(buffer->buf);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <new>
 
 #include "openbnns/bnns.h"
@@ -28,6 +29,9 @@ struct State {
   PyObject* itemsize;              // words, interned: a new string per look-up would fill the interpreter's cache
   PyObject* dtype;
   PyObject* view;
+  PyObject* base;
+  PyObject* obj;
+  PyObject* argument_error;        // openbnns._errors.ArgumentError
   PyObject* layer_creation_error;  // openbnns._errors.LayerCreationError
   PyObject* layer_apply_error;     // openbnns._errors.LayerApplyError
   PyObject* optimizer_step_error;  // openbnns._errors.OptimizerStepError
@@ -61,6 +65,22 @@ struct Operand {
   void release();
 };
 
+// Keeps the memory behind an array where it is. NumPy counts no buffers: resize(refcheck=False) moves what others read.
+// But it refuses while there is a weak reference to the array that owns the memory, and this is one. None where the owner
+// is no NumPy array: others do count their buffers. NULL with an exception.
+PyObject* pin(State* state, PyObject* object);
+
+// Memory of the caller that is kept for longer than a call. All zero: none.
+struct Held {
+  Py_buffer buffer;
+  PyObject* pin;  // owned
+
+  void release() {
+    Py_CLEAR(pin);
+    PyBuffer_Release(&buffer);  // nothing happens where there is none
+  }
+};
+
 inline constexpr int kMaxOperands = 15;
 inline constexpr int kMaxHeld = 12;
 
@@ -72,19 +92,35 @@ enum class Family { activation, arithmetic, attention, fused, loss, matmul, norm
 struct FilterObject : PyObject {
   std::atomic<BNNSFilter> handle;
   std::atomic<size_t> state;  // 2 · (calls and views under way) + (1 when closed)
-  std::atomic<bool> claimed;  // by a call that changes what the native filter keeps
+  // Calls on what the native filter keeps: 1 for one that changes it, 2 for each that reads it; above, the generation.
+  std::atomic<uint64_t> users;
+  unsigned long kept_by;  // thread of the last training call; this and the next are changed by who claims
+  enum : char { kept_used, kept_new, kept_contested } kept;  // contested: one was not used yet when another came
   Family family;
   PyObject* name;  // the class, for messages
   Operand operands[kMaxOperands];
-  Py_buffer held[kMaxHeld];  // memory of the caller that the native filter reads
+  Held held[kMaxHeld];  // what the native filter reads
   int held_count;
-  Py_buffer borrowed;        // the same, until the next call that brings some; obj NULL when there is none
+  Held borrowed;        // the same, until the next call that brings some
   unsigned flags;  // the family's own
 
   bool enter();  // false when closed, without an exception
-  void leave();
-  void close();
+  void leave(bool has_gil = true);
+  void close(bool has_gil = true);
+  // By who is inside, to change what is kept or to read it. False, without an exception: another call is in the way.
+  bool claim() { return use(1, UINT32_MAX); }
+  bool share() { return use(2, 1); }
+  void unclaim() { end_use(1); }
+  void unshare() { end_use(2); }
+
+ private:
+  bool use(uint64_t mine, uint64_t against);
+  void end_use(uint64_t mine);
 };
+
+// Counts the forks that led to this process, from 1: a call that another thread of the parent was in does not end here, so
+// what it claimed is free.
+extern std::atomic<uint32_t> generation;
 
 // ---- recording: see program.cpp ----
 
@@ -121,6 +157,26 @@ bool refuse_recording();
 // Work on more items than these lets other Python threads run meanwhile. Less is done before the GIL would be had back.
 inline constexpr size_t kItemsWorthReleasing = 4096;
 
+// The main thread without the GIL, in a native call. Meanwhile the library asks now and then whether to go on, for which
+// Python's signal handlers are run; when one raises (Ctrl-C), the native call is given up and the exception is there when
+// this ends.
+class WithoutGil {
+ public:
+  WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil();
+
+  // The same question between many short native calls: whether to stop. Does nothing most of the time.
+  bool wants_end();
+
+ private:
+  long long asked_ = 0;  // when, in nanoseconds
+};
+
+// Has the library ask; `thread` is the ident of the main thread.
+void watch_signals(unsigned long thread);
+
 // One call: the filter is entered for as long as this lives.
 class Call {
  public:
@@ -131,8 +187,17 @@ class Call {
   ~Call();
 
   bool ok() const { return ok_; }
-  // Keeps other claiming calls off the filter until this one ends. False with LayerApplyError when one is under way.
+  // Keeps other calls off a filter that keeps something, until this one ends. False with LayerApplyError when one is
+  // under way.
   bool claim();
+  // For a call that reads what others keep: keeps those off, or false with LayerApplyError while one is under way.
+  bool share();
+  // Whether an argument is true; -1 with ArgumentError where it cannot say.
+  int truth(PyObject* object, const char* name) const;
+  // A training call went well: its gradients can be had.
+  void keep() const;
+  // False with LayerApplyError when what the filter keeps is not of this thread although that has trained, too.
+  bool use_kept() const;
   State* state() const { return state_; }
   PyObject* name() const { return name_; }
   unsigned flags() const { return filter_->flags; }
@@ -155,9 +220,8 @@ class Call {
     if (is_recording()) return refuse_recording();
     int status;
     if (items > kItemsWorthReleasing) {
-      Py_BEGIN_ALLOW_THREADS
+      const WithoutGil released;
       status = function();
-      Py_END_ALLOW_THREADS
     } else {
       status = function();
     }
@@ -173,6 +237,7 @@ class Call {
   bool perform(const Operand& operand, Function function) const {
     return perform(samples() * static_cast<size_t>(operand.items), function);
   }
+  PyObject* answer(size_t bytes) const;  // a number, or NULL after SIZE_MAX, which is an error
   Job* prepare(Job* job) const;  // fills in whose call it is; NULL stays NULL
 
  private:
@@ -182,7 +247,7 @@ class Call {
   FilterObject* filter_ = nullptr;
   PyObject* name_ = nullptr;
   bool ok_ = false;
-  bool claims_ = false;
+  bool claims_ = false, shares_ = false;
 };
 
 enum class Use { read, write, share };      // share: a parameter that the filter keeps reading
@@ -236,10 +301,12 @@ class Array {
   BNNSNDArrayDescriptor describe(const Operand& operand) const;
   // The same as a FirstMajor tensor, where size[k] is NumPy's axis k for every rank. Only for plain layouts.
   BNNSNDArrayDescriptor describe_first_major(const Operand& operand) const;
-  // Hands the buffer over to a filter that goes on reading it.
-  void give_to(FilterObject* filter);
+  // Keeps the memory where it is for as long as this lives. False with an exception.
+  bool hold();
+  // Hands the buffer over to a filter that goes on reading it. False with an exception.
+  bool give_to(FilterObject* filter);
   // The same until another array takes its place.
-  void lend_to(FilterObject* filter);
+  bool lend_to(FilterObject* filter);
 
  private:
   // NumPy exports no buffer of a dtype that is not its own, like bfloat16, but does of a view as what it is stored as:
@@ -249,7 +316,9 @@ class Array {
   bool fits(const Operand& operand, Strides strides, Batched batched, Py_ssize_t batch);
   void release();
 
+  State* state_ = nullptr;
   Py_buffer buffer_ = {};
+  PyObject* pin_ = nullptr;  // owned
   bool exposed_ = false;
   PyObject* result_ = nullptr;  // owned: what the caller passed, or what was allocated
   PyObject* stand_in_ = nullptr;  // owned: what was exposed instead: a view, or what conform gave

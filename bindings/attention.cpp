@@ -19,11 +19,29 @@ constexpr const char* kNames[kProjections][kParts] = {{"query", "query.weights",
                                                       {"key", "key.weights", "key.bias"},
                                                       {"value", "value.weights", "value.bias"},
                                                       {"output", "output.weights", "output.bias"}};
-constexpr const char* kGradientNames[kProjections][kParts] = {
-    {"query.input gradient", "query.weights gradient", "query.bias gradient"},
-    {"key.input gradient", "key.weights gradient", "key.bias gradient"},
-    {"value.input gradient", "value.weights gradient", "value.bias gradient"},
-    {"output.input gradient", "output.weights gradient", "output.bias gradient"}};
+
+// The gradients in the order of AttentionGradients, each with the operand it belongs to.
+struct Gradient {
+  int projection, part;
+  const char* name;
+
+  int operand() const { return projection * kParts + part; }
+  bool is_attention_bias() const { return projection == kProjections; }
+};
+constexpr Gradient kGradients[] = {{kQuery, kInput, "query_gradient"},
+                                   {kKey, kInput, "key_gradient"},
+                                   {kValue, kInput, "value_gradient"},
+                                   {kQuery, kWeights, "query_weights_gradient"},
+                                   {kQuery, kBias, "query_bias_gradient"},
+                                   {kKey, kWeights, "key_weights_gradient"},
+                                   {kKey, kBias, "key_bias_gradient"},
+                                   {kValue, kWeights, "value_weights_gradient"},
+                                   {kValue, kBias, "value_bias_gradient"},
+                                   {kOutput, kWeights, "output_weights_gradient"},
+                                   {kOutput, kBias, "output_bias_gradient"},
+                                   {kProjections, 0, "key_attention_bias_gradient"},
+                                   {kProjections, 1, "value_attention_bias_gradient"}};
+constexpr int kGradientCount = sizeof kGradients / sizeof kGradients[0];
 
 // What a filter is made of, held until the native one exists.
 struct Parameters {
@@ -73,10 +91,10 @@ PyObject* attention_create(PyObject* module, PyObject* arguments) {
     if (!filter->operands[kKeyBias + i].parse(operands[i])) return nullptr;
   if (key_bias != Py_None) {
     filter->flags |= kHasAttentionBias;
-    if (!take_parameter(call, filter.get(), key_bias, filter->operands[kKeyBias], "key_bias", copy, p.key_bias,
-                        &p.layer.key_attn_bias) ||
-        !take_parameter(call, filter.get(), value_bias, filter->operands[kValueBias], "value_bias", copy, p.value_bias,
-                        &p.layer.value_attn_bias))
+    if (!take_parameter(call, filter.get(), key_bias, filter->operands[kKeyBias], "key_attention_bias", copy,
+                        p.key_bias, &p.layer.key_attn_bias) ||
+        !take_parameter(call, filter.get(), value_bias, filter->operands[kValueBias], "value_attention_bias", copy,
+                        p.value_bias, &p.layer.value_attn_bias))
       return nullptr;
   }
   p.layer.add_zero_attn = add_zero;
@@ -155,8 +173,7 @@ PyObject* attention_apply(PyObject* module, PyObject* const* arguments, Py_ssize
 }
 
 // filter, query, key, value (each or None), grad_output, key_mask or None, attention_bias pair or None, cache or None,
-// tuple of 13 targets (input, weights, bias of query, key, value; weights, bias of output; key_bias, value_bias),
-// accumulate (a bit for each)
+// tuple of targets for kGradients, accumulate (a bit for each)
 PyObject* attention_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   if (!check_count("attention_backward", count, 10)) return nullptr;
   Call call(module, arguments[0], Family::attention);
@@ -174,30 +191,24 @@ PyObject* attention_backward(PyObject* module, PyObject* const* arguments, Py_ss
       return nullptr;
   if (!masks.take(call, arguments[5], arguments[6]) || !take_cache(cache, arguments[7])) return nullptr;
 
-  constexpr int kTargets = kProjections * kParts + 2;  // that of the output's input is never wanted
-  Target targets[kTargets];
+  Target targets[kKeyBias + 2];  // by operand
   BNNSMHAProjectionParameters deltas[kProjections] = {};
-  int next = 0;
-  const auto take = [&](int i, const char* name, bool exists, Batched batched) {
-    const bool adds = accumulate >> next & 1;
-    PyObject* target = PyTuple_GetItem(arguments[8], next++);
-    return target && targets[i].take(call, target, call.operand(i), name, adds, exists, batched);
-  };
-  for (int i = 0; i < kProjections; ++i) {
-    for (int part = i == kOutput ? kWeights : kInput; part < kParts; ++part) {
-      const int at = i * kParts + part;
-      if (!take(at, kGradientNames[i][part], part != kBias || flags & (kHasBias << i),
-                part == kInput ? Batched::yes : Batched::no))
-        return nullptr;
-      if (!targets[at].descriptor()) continue;
-      BNNSNDArrayDescriptor* to[] = {&deltas[i].target_desc, &deltas[i].weights, &deltas[i].bias};
-      *to[part] = *targets[at].descriptor();
-      if (part == kInput) deltas[i].target_desc.stride[2] = targets[at].batch_stride();
-    }
+  for (int k = 0; k < kGradientCount; ++k) {
+    const Gradient& gradient = kGradients[k];
+    const int i = gradient.projection, part = gradient.part;
+    const bool is_input = !gradient.is_attention_bias() && part == kInput;
+    bool exists = flags & kHasAttentionBias;
+    if (!gradient.is_attention_bias()) exists = part != kBias || flags & (kHasBias << i);
+    Target& target = targets[gradient.operand()];
+    PyObject* object = PyTuple_GetItem(arguments[8], k);
+    if (!object || !target.take(call, object, call.operand(gradient.operand()), gradient.name, accumulate >> k & 1,
+                                exists, is_input ? Batched::yes : Batched::no))
+      return nullptr;
+    if (gradient.is_attention_bias() || !target.descriptor()) continue;
+    BNNSNDArrayDescriptor* to[] = {&deltas[i].target_desc, &deltas[i].weights, &deltas[i].bias};
+    *to[part] = *target.descriptor();
+    if (is_input) deltas[i].target_desc.stride[2] = target.batch_stride();
   }
-  if (!take(kKeyBias, "key_bias gradient", flags & kHasAttentionBias, Batched::no) ||
-      !take(kValueBias, "value_bias gradient", flags & kHasAttentionBias, Batched::no))
-    return nullptr;
   deltas[kOutput].target_desc = dy.describe(operand_of(call, kOutput, kInput));
   deltas[kOutput].target_desc.stride[2] = dy.batch_stride();
   if (!call.run(work_of(call), [&] {
@@ -209,13 +220,9 @@ PyObject* attention_backward(PyObject* module, PyObject* const* arguments, Py_ss
             nullptr);
       }))
     return nullptr;
-  PyObject* results = PyTuple_New(next);
-  if (!results) return nullptr;
-  int place = 0;
-  for (int i = 0; i < kTargets; ++i) {
-    if (i == kOutput * kParts + kInput) continue;
-    PyTuple_SetItem(results, place++, targets[i].result());
-  }
+  PyObject* results = PyTuple_New(kGradientCount);
+  for (int k = 0; results && k < kGradientCount; ++k)
+    PyTuple_SetItem(results, k, targets[kGradients[k].operand()].result());
   return results;
 }
 

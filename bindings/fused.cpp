@@ -22,16 +22,16 @@ static_assert(kSecond + kQuantizationOperands <= kMaxOperands);
 enum { kOneSample = 1 | 1 << 8, kIsWeighted = 1 << 12, kFirstParameter = 13 };
 
 // Gradients of parameters in the order of the C interface. Flag kFirstParameter + k: parameter k was given, so True
-// asks for its gradient. A first layer without weights begins at kFirstOfNorm.
+// asks for its gradient. A first layer without weights has those from kFirstOfNorm on.
 enum { kFirstOfNorm = 2, kParameters = 4 };
 struct Parameter {
   int operand;
   const char* name;
 };
-constexpr Parameter kParameterList[kParameters] = {{kWeights, "parameter_gradients, weights"},
-                                                   {kBias, "parameter_gradients, bias"},
-                                                   {kSecond + kBeta, "parameter_gradients, beta"},
-                                                   {kSecond + kGamma, "parameter_gradients, gamma"}};
+constexpr Parameter kParameterList[kParameters] = {{kWeights, "weights_gradient"},
+                                                   {kBias, "bias_gradient"},
+                                                   {kSecond + kBeta, "beta_gradient"},
+                                                   {kSecond + kGamma, "gamma_gradient"}};
 
 unsigned given(int parameter) { return 1u << (kFirstParameter + parameter); }
 
@@ -133,11 +133,10 @@ size_t items_of(const Call& call) {
   return samples_of(call) * static_cast<size_t>(result.items);
 }
 
-// The inputs of a call as the C interface takes them.
+// The inputs of a call.
 struct Inputs {
   Array arrays[kMaxInputs];
-  const void* data[kMaxInputs] = {};
-  size_t strides[kMaxInputs] = {};
+  std::array<Place, kMaxInputs> places = {};
   bool any = false;
 
   // False with an exception.
@@ -148,11 +147,23 @@ struct Inputs {
       if (!arrays[k].take(call, objects[k], call.operand(k), input_name(flags, k), Use::read, Strides::as_operand,
                           batched_of(flags, k)))
         return false;
-      data[k] = arrays[k].data();
-      strides[k] = arrays[k].batch_stride();
+      places[k] = arrays[k].place();
       any = true;
     }
     return true;
+  }
+};
+
+// Several arrays as the C interface takes them.
+struct Pointers {
+  const void* data[kMaxInputs];
+  size_t strides[kMaxInputs];
+
+  explicit Pointers(const std::array<Place, kMaxInputs>& places) {
+    for (int k = 0; k < kMaxInputs; ++k) {
+      data[k] = places[k].data;
+      strides[k] = places[k].stride;
+    }
   }
 };
 
@@ -164,45 +175,36 @@ PyObject* fused_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t c
   const unsigned flags = call.flags();
   if (count - 3 != inputs_of(flags))
     return PyErr_Format(PyExc_TypeError, "[%U] expected %d arrays; got %zd", call.name(), inputs_of(flags), count - 3);
-  const int training = PyObject_IsTrue(arguments[2]);
-  if (training < 0 || (training && !call.claim())) return nullptr;
+  const int training = call.truth(arguments[2], "training");
+  if (training < 0 || !(training ? call.claim() : call.share())) return nullptr;
   Inputs x;
   Array y;
   if (!x.take(call, arguments + 3, false)) return nullptr;
   if (call.batch < 0 && arguments[1] == Py_None) call.batch = 1;
   if (!y.take_or_make(call, arguments[1], call.operand(kResult), "out")) return nullptr;
-  if (flags & kIsWeighted) {
-    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(), training] {
-      return BNNSFusedFilterApplyBatch(handle, batch, x.data, x.stride, y.data, y.stride, training);
-    };
-    return call.perform(items_of(call), apply) ? y.result() : nullptr;
-  }
-  if (!call.run(items_of(call), [&] {
-        return BNNSFusedFilterApplyMultiInputBatch(call.handle(), samples_of(call),
-                                                   static_cast<size_t>(inputs_of(flags)), x.data, x.strides, y.data(),
-                                                   y.batch_stride(), training);
-      }))
-    return nullptr;
+  auto apply = [handle = call.handle(), batch = samples_of(call), flags, x = x.places, y = y.place(), training] {
+    if (flags & kIsWeighted)
+      return BNNSFusedFilterApplyBatch(handle, batch, x[0].data, x[0].stride, y.data, y.stride, training);
+    Pointers in(x);
+    return BNNSFusedFilterApplyMultiInputBatch(handle, batch, static_cast<size_t>(inputs_of(flags)), in.data,
+                                               in.strides, y.data, y.stride, training);
+  };
+  if (!call.perform(items_of(call), apply)) return nullptr;
+  if (training && !is_recording()) call.keep();
   return y.result();
 }
 
-PyObject* results_of(const Target* targets, int count) {
-  PyObject* results = PyTuple_New(count);
-  for (int k = 0; results && k < count; ++k) PyTuple_SetItem(results, k, targets[k].result());
-  return results;
-}
-
 // filter, y or None, grad_output, accumulate (bit k: gradient k of those that follow), then the inputs, each or None,
-// then the gradients: those of the inputs, those of the parameters
+// then the gradients: those of the inputs; of weights and bias, if there is one input; of beta and gamma
 PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   if (count < 4) return PyErr_Format(PyExc_TypeError, "fused_backward takes at least 4 arguments; got %zd", count);
   Call call(module, arguments[0], Family::fused);
-  if (!call.ok() || !call.claim()) return nullptr;
+  if (!call.ok() || !call.claim() || !call.use_kept()) return nullptr;
   const unsigned flags = call.flags();
   const int inputs = inputs_of(flags);
-  const int first_parameter = flags & kIsWeighted ? 0 : int{kFirstOfNorm};
-  const int parameters = kParameters - first_parameter;
-  if (!check_count("fused_backward", count, 4 + 2 * inputs + parameters)) return nullptr;
+  const int first = inputs == 1 ? 0 : int{kFirstOfNorm};
+  const int gradients = inputs + kParameters - first;
+  if (!check_count("fused_backward", count, 4 + inputs + gradients)) return nullptr;
   const long accumulate = PyLong_AsLong(arguments[3]);
   if (accumulate == -1 && PyErr_Occurred()) return nullptr;
   PyObject* const* objects = arguments + 4;
@@ -215,57 +217,61 @@ PyObject* fused_backward(PyObject* module, PyObject* const* arguments, Py_ssize_
     return nullptr;
   objects += inputs;
 
-  constexpr const char* kNames[kMaxInputs] = {"input_gradients, a", "input_gradients, b", "input_gradients, c"};
+  constexpr const char* kNames[kMaxInputs] = {"a_gradient", "b_gradient", "c_gradient"};
   Target dx[kMaxInputs];
-  BNNSNDArrayDescriptor nothing = {};  // without data: not wanted
-  BNNSNDArrayDescriptor* dx_descriptors[kMaxInputs] = {};
-  size_t dx_strides[kMaxInputs] = {};
+  std::array<Described, kMaxInputs> dx_described;
   for (int k = 0; k < inputs; ++k) {
     const char* name = inputs == 1 ? "input_gradient" : kNames[k];
     const bool exists = !is_constant(flags, k);
     if (!dx[k].take(call, objects[k], call.operand(k), name, accumulate >> k & 1, exists, batched_of(flags, k)))
       return nullptr;
-    dx_descriptors[k] = dx[k].descriptor();
-    if (dx_descriptors[k] && !exists)
+    dx_described[k] = dx[k].described();
+    if (dx_described[k].exists && !exists)
       return PyErr_Format(call.state()->layer_apply_error,
                           "[%U] %s: expected None, since a constant has no gradient; got an array", call.name(), name);
-    if (!dx_descriptors[k] && !(flags & kIsWeighted)) dx_descriptors[k] = &nothing;
-    dx_strides[k] = dx[k].batch_stride();
   }
   objects += inputs;
 
   Target deltas[kParameters];
-  BNNSNDArrayDescriptor* delta_descriptors[kParameters] = {};
-  for (int k = 0; k < parameters; ++k) {
-    const Parameter& parameter = kParameterList[first_parameter + k];
-    const bool adds = accumulate >> (inputs + k) & 1, exists = flags & given(first_parameter + k);
-    if (!deltas[k].take(call, objects[k], call.operand(parameter.operand), parameter.name, adds, exists, Batched::no))
+  std::array<Described, kParameters> deltas_described;
+  for (int k = first; k < kParameters; ++k) {
+    const Parameter& parameter = kParameterList[k];
+    PyObject* target = objects[k - first];
+    if (k < kFirstOfNorm && !(flags & kIsWeighted)) {
+      if (target == Py_None || PyBool_Check(target)) continue;
+      return PyErr_Format(call.state()->layer_apply_error,
+                          "[%U] %s: expected None, since arithmetic has no weights; got an array", call.name(),
+                          parameter.name);
+    }
+    const bool adds = accumulate >> (inputs + k - first) & 1, exists = flags & given(k);
+    if (!deltas[k].take(call, target, call.operand(parameter.operand), parameter.name, adds, exists, Batched::no))
       return nullptr;
-    delta_descriptors[k] = deltas[k].descriptor();
+    deltas_described[k] = deltas[k].described();
   }
 
-  if (flags & kIsWeighted) {
-    std::array<Described, kParameters> described;
-    for (int k = 0; k < kParameters; ++k) described[k] = deltas[k].described();
-    auto apply = [handle = call.handle(), batch = samples_of(call), x = x.arrays[0].place(), y = y.place(),
-                  dy = dy.described(output), dx = dx[0].described(), described]() mutable {
-      BNNSNDArrayDescriptor* pointers[kParameters];
-      for (int k = 0; k < kParameters; ++k) pointers[k] = described[k].get();
-      return BNNSFusedFilterApplyBackwardBatch(handle, batch, x.data, x.stride, dx.get(), dx.stride, y.data, y.stride,
-                                               dy.get(), dy.stride, pointers);
-    };
-    if (!call.perform(items_of(call), apply)) return nullptr;
-  } else {
-    BNNSNDArrayDescriptor dy_descriptor = dy.describe(output);
-    if (!call.run(items_of(call), [&] {
-          return BNNSFusedFilterApplyBackwardMultiInputBatch(
-              call.handle(), samples_of(call), static_cast<size_t>(inputs), x.any ? x.data : nullptr,
-              x.any ? x.strides : nullptr, dx_descriptors, dx_strides, y.data(), y.batch_stride(), &dy_descriptor,
-              dy.batch_stride(), delta_descriptors);
-        }))
-      return nullptr;
-  }
-  return Py_BuildValue("NN", results_of(dx, inputs), results_of(deltas, parameters));
+  auto apply = [handle = call.handle(), batch = samples_of(call), flags, has_x = x.any, x = x.places, y = y.place(),
+                dy = dy.described(output), dx = dx_described, deltas = deltas_described]() mutable {
+    BNNSNDArrayDescriptor* parameters[kParameters];
+    for (int k = 0; k < kParameters; ++k) parameters[k] = deltas[k].get();
+    if (flags & kIsWeighted)
+      return BNNSFusedFilterApplyBackwardBatch(handle, batch, x[0].data, x[0].stride, dx[0].get(), dx[0].stride, y.data,
+                                               y.stride, dy.get(), dy.stride, parameters);
+    Pointers in(x);
+    BNNSNDArrayDescriptor* to[kMaxInputs];
+    size_t strides[kMaxInputs];
+    for (int k = 0; k < kMaxInputs; ++k) {
+      to[k] = &dx[k].descriptor;  // without data: not wanted
+      strides[k] = dx[k].stride;
+    }
+    return BNNSFusedFilterApplyBackwardMultiInputBatch(
+        handle, batch, static_cast<size_t>(inputs_of(flags)), has_x ? in.data : nullptr, has_x ? in.strides : nullptr,
+        to, strides, y.data, y.stride, dy.get(), dy.stride, parameters + kFirstOfNorm);
+  };
+  if (!call.perform(items_of(call), apply)) return nullptr;
+  PyObject* results = PyTuple_New(gradients);
+  for (int k = 0; results && k < gradients; ++k)
+    PyTuple_SetItem(results, k, (k < inputs ? dx[k] : deltas[first + k - inputs]).result());
+  return results;
 }
 
 // filter, batch, and what the library says about them
@@ -276,7 +282,7 @@ PyObject* bytes_of(PyObject* module, PyObject* const* arguments, Py_ssize_t coun
   if (!call.ok()) return nullptr;
   const size_t batch = PyLong_AsSize_t(arguments[1]);
   if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
-  return PyLong_FromSize_t(question(call.handle(), batch));
+  return call.answer(question(call.handle(), batch));
 }
 
 PyObject* fused_work_bytes(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {

@@ -1,7 +1,7 @@
 // Calls of openbnns/loss.py.
-#include <cstring>
-
 #include "array.h"
+
+#include <cstddef>
 
 namespace obn::door {
 namespace {
@@ -102,8 +102,8 @@ PyObject* loss_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t co
   if (!check_count("loss_apply", count, 8)) return nullptr;
   Call call(module, arguments[0], Family::loss);
   if (!call.ok()) return nullptr;
-  const int accumulate = PyObject_IsTrue(arguments[7]);
-  if (accumulate < 0) return nullptr;
+  const long accumulate = PyLong_AsLong(arguments[7]);
+  if (accumulate == -1 && PyErr_Occurred()) return nullptr;
   const Batched batched = call.flags() & kIsReduced ? Batched::no : Batched::yes;
   Array x, y;
   Truth truth;
@@ -115,11 +115,11 @@ PyObject* loss_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t co
                               : !y.take(call, arguments[5], call.operand(kOutput), "out", Use::write,
                                         Strides::as_operand, batched))
     return nullptr;
-  if (!dx.take(call, arguments[6], call.operand(kInput), "input_gradient", accumulate, true)) return nullptr;
-  if (call.batch == 0 && call.flags() & kIsReduced) {  // the C call writes nothing; the loss of nothing is 0
-    if (is_recording() && !refuse_recording()) return nullptr;
-    std::memset(y.data(), 0, static_cast<size_t>(call.operand(kOutput).itemsize));
-  }
+  // the C call takes no stride of losses
+  if (batched == Batched::yes && call.batch > 1 && y.batch_stride() != static_cast<size_t>(call.operand(kOutput).items))
+    return PyErr_Format(call.state()->layer_apply_error,
+                        "[%U] out: expected losses side by side; got every %zuth value", call.name(), y.batch_stride());
+  if (!dx.take(call, arguments[6], call.operand(kInput), "input_gradient", accumulate & 1, true)) return nullptr;
   auto apply = [handle = call.handle(), batch = call.samples(), x = x.place(), y = y.data(), dx = dx.described(),
                 labels = truth.place(), are_classes = truth.are_classes, type = truth.class_type,
                 weights = truth.weights.view.buf, weights_size = truth.weights_size]() mutable {
@@ -139,8 +139,8 @@ PyObject* loss_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t
   if (!check_count("loss_backward", count, 8)) return nullptr;
   Call call(module, arguments[0], Family::loss);
   if (!call.ok()) return nullptr;
-  const int accumulate = PyObject_IsTrue(arguments[7]);
-  if (accumulate < 0) return nullptr;
+  const long accumulate = PyLong_AsLong(arguments[7]);
+  if (accumulate == -1 && PyErr_Occurred()) return nullptr;
   Array x, dy;
   Truth truth;
   Target dx;
@@ -148,7 +148,7 @@ PyObject* loss_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t
       !truth.take(call, arguments[2], arguments[3], arguments[4]) ||
       !dy.take(call, arguments[5], call.operand(kOutput), "grad_output", Use::read, Strides::any,
                call.flags() & kIsReduced ? Batched::no : Batched::yes) ||
-      !dx.take(call, arguments[6], call.operand(kInput), "input_gradient", accumulate, true))
+      !dx.take(call, arguments[6], call.operand(kInput), "input_gradient", accumulate & 1, true))
     return nullptr;
   if (!dx.descriptor()) Py_RETURN_NONE;
   const size_t batch = static_cast<size_t>(call.batch);

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #endif
 
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 
@@ -32,7 +33,7 @@ FilterObject* filter_of(PyObject* self) { return static_cast<FilterObject*>(self
 void filter_dealloc(PyObject* self) {
   FilterObject* filter = filter_of(self);
   filter->close();
-  while (filter->held_count > 0) PyBuffer_Release(&filter->held[--filter->held_count]);  // one that was never opened
+  while (filter->held_count > 0) filter->held[--filter->held_count].release();  // one that was never opened
   for (Operand& operand : filter->operands) operand.release();
   Py_XDECREF(filter->name);
   free_object(self);
@@ -52,8 +53,22 @@ PyObject* filter_handle(PyObject* self, void*) {
   return PyLong_FromVoidPtr(is_closed(self) ? nullptr : filter_of(self)->handle.load());
 }
 
+PyObject* filter_describe(PyObject* self, PyObject* batch) {
+  PyObject* module = PyType_GetModule(Py_TYPE(self));
+  if (!module) return nullptr;
+  const Call call(module, self, filter_of(self)->family);
+  if (!call.ok()) return nullptr;
+  const size_t samples = PyLong_AsSize_t(batch);
+  if (samples == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
+  char text[1024];
+  const int length = obn_filter_describe(call.handle(), samples, text, sizeof text);
+  if (length < 0) return call.answer(SIZE_MAX);  // an exception with the library's sentence
+  return PyUnicode_FromString(text);
+}
+
 PyMethodDef filter_methods[] = {
     {"close", filter_close, METH_NOARGS, "Free the native filter; closing twice does nothing."},
+    {"describe", filter_describe, METH_O, "What calls with that batch size run, as obn_filter_describe says it."},
     {},
 };
 
@@ -186,6 +201,19 @@ PyObject* set_seed(PyObject*, PyObject* number) {
   Py_RETURN_NONE;
 }
 
+PyObject* watch_signals_of(PyObject*, PyObject* ident) {
+  const unsigned long thread = PyLong_AsUnsignedLong(ident);
+  if (thread == static_cast<unsigned long>(-1) && PyErr_Occurred()) return nullptr;
+  watch_signals(thread);
+  Py_RETURN_NONE;
+}
+
+// In the child of a fork.
+PyObject* forget_calls(PyObject*, PyObject*) {
+  generation.fetch_add(1);
+  Py_RETURN_NONE;
+}
+
 PyObject* is_implemented(PyObject*, PyObject* name) {
   PyObject* bytes = PyUnicode_AsUTF8String(name);
   if (!bytes) return nullptr;
@@ -248,6 +276,8 @@ PyMethodDef module_methods[] = {
     {"get_winograd", get_winograd, METH_NOARGS, nullptr},
     {"set_winograd", set_winograd, METH_O, nullptr},
     {"set_seed", set_seed, METH_O, nullptr},
+    {"forget_calls", forget_calls, METH_NOARGS, nullptr},
+    {"watch_signals", watch_signals_of, METH_O, nullptr},
     {"is_implemented", is_implemented, METH_O, nullptr},
     {"library_path", library_path, METH_NOARGS, nullptr},
     {},
@@ -288,6 +318,9 @@ int execute(PyObject* module) {
                   (state->itemsize = PyUnicode_InternFromString("itemsize")) &&
                   (state->dtype = PyUnicode_InternFromString("dtype")) &&
                   (state->view = PyUnicode_InternFromString("view")) &&
+                  (state->base = PyUnicode_InternFromString("base")) &&
+                  (state->obj = PyUnicode_InternFromString("obj")) &&
+                  (state->argument_error = import_name("openbnns._errors", "ArgumentError")) &&
                   (state->layer_creation_error = import_name("openbnns._errors", "LayerCreationError")) &&
                   (state->layer_apply_error = import_name("openbnns._errors", "LayerApplyError")) &&
                   (state->optimizer_step_error = import_name("openbnns._errors", "OptimizerStepError")) &&
@@ -309,6 +342,9 @@ int traverse(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->itemsize);
   Py_VISIT(state->dtype);
   Py_VISIT(state->view);
+  Py_VISIT(state->base);
+  Py_VISIT(state->obj);
+  Py_VISIT(state->argument_error);
   Py_VISIT(state->layer_creation_error);
   Py_VISIT(state->layer_apply_error);
   Py_VISIT(state->optimizer_step_error);
@@ -330,6 +366,9 @@ int clear(PyObject* module) {
   Py_CLEAR(state->itemsize);
   Py_CLEAR(state->dtype);
   Py_CLEAR(state->view);
+  Py_CLEAR(state->base);
+  Py_CLEAR(state->obj);
+  Py_CLEAR(state->argument_error);
   Py_CLEAR(state->layer_creation_error);
   Py_CLEAR(state->layer_apply_error);
   Py_CLEAR(state->optimizer_step_error);

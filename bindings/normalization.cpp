@@ -17,8 +17,7 @@ bool take_statistic(Call& call, FilterObject* filter, PyObject* object, const Op
   if (object == Py_None) return true;
   if (!array.take(call, object, operand, name, Use::write, Strides::any, Batched::no)) return false;
   *descriptor = array.describe(operand);
-  array.give_to(filter);
-  return true;
+  return array.give_to(filter);
 }
 
 }  // namespace
@@ -89,8 +88,8 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
   if (!check_count("normalization_apply", count, 4)) return nullptr;
   Call call(module, arguments[0], Family::normalization);
   if (!call.ok()) return nullptr;
-  int training = PyObject_IsTrue(arguments[3]);
-  if (training < 0 || (training && !call.claim())) return nullptr;
+  int training = call.truth(arguments[3], "training");
+  if (training < 0 || !(training ? call.claim() : call.share())) return nullptr;
   Array x, y;
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||
       !y.take_or_make(call, arguments[2], call.operand(kOutput), "out"))
@@ -101,7 +100,10 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
   if (!call.perform(call.operand(kInput), apply))
     return nullptr;
   // an empty batch leaves what was kept before; what is recorded is kept by its program
-  if (training && call.batch > 0 && call.flags() & kBorrows && !is_recording()) x.lend_to(call.filter());
+  if (training && call.batch > 0 && !is_recording()) {
+    call.keep();
+    if (call.flags() & kBorrows && !x.lend_to(call.filter())) return nullptr;
+  }
   return y.result();
 }
 
@@ -110,7 +112,7 @@ PyObject* normalization_apply(PyObject* module, PyObject* const* arguments, Py_s
 PyObject* normalization_backward(PyObject* module, PyObject* const* arguments, Py_ssize_t count) {
   if (!check_count("normalization_backward", count, 7)) return nullptr;
   Call call(module, arguments[0], Family::normalization);
-  if (!call.ok() || !call.claim()) return nullptr;
+  if (!call.ok() || !call.claim() || !call.use_kept()) return nullptr;
   unsigned flags = call.flags();
   long accumulate = PyLong_AsLong(arguments[6]);
   if (accumulate == -1 && PyErr_Occurred()) return nullptr;
@@ -142,7 +144,7 @@ PyObject* normalization_kept_bytes(PyObject* module, PyObject* const* arguments,
   if (!call.ok()) return nullptr;
   size_t batch = PyLong_AsSize_t(arguments[1]);
   if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
-  return PyLong_FromSize_t(obn_filter_kept_bytes(call.handle(), batch));
+  return call.answer(obn_filter_kept_bytes(call.handle(), batch));
 }
 
 }  // namespace

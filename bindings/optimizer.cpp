@@ -86,7 +86,8 @@ PyObject* optimizer_hold(PyObject* module, PyObject* arguments) {
     name_entry(word, i, entry);
     if (!tensor.operand.parse(PyList_GetItem(operands, static_cast<Py_ssize_t>(i))) ||
         !tensor.array.take(call, PyList_GetItem(arrays, static_cast<Py_ssize_t>(i)), tensor.operand, entry, Use::write,
-                           Strides::as_operand, Batched::no)) {
+                           Strides::as_operand, Batched::no) ||
+        !tensor.array.hold()) {
       Py_DECREF(self);
       return nullptr;
     }
@@ -181,12 +182,12 @@ PyObject* optimizer_step(PyObject* module, PyObject* const* arguments, Py_ssize_
   }
   int status;
   if (parameters->values > kItemsWorthReleasing) {
-    Py_BEGIN_ALLOW_THREADS
+    const WithoutGil released;
     status = step();
-    Py_END_ALLOW_THREADS
   } else {
     status = step();
   }
+  if (PyErr_Occurred()) return nullptr;  // what a signal handler raised
   if (status != 0) return PyErr_Format(state->optimizer_step_error, "[%U] %s", call.name(), obn_last_error());
   Py_RETURN_NONE;
 }

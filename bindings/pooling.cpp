@@ -85,7 +85,7 @@ PyObject* pooling_apply(PyObject* module, PyObject* const* arguments, Py_ssize_t
   if (!call.ok()) return nullptr;
   unsigned flags = call.flags();
   PyObject* given = arguments[3];
-  int wanted = PyObject_IsTrue(arguments[4]);
+  int wanted = call.truth(arguments[4], "return_indices");
   if (wanted < 0) return nullptr;
   Array x, y, indices;
   if (!x.take(call, arguments[1], call.operand(kInput), "x", Use::read) ||

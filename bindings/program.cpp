@@ -3,6 +3,7 @@
 //   record([(label, callable), ...])   every callable is called; the native calls it makes are kept instead of being run
 //   program()                          runs them; the first that fails raises what it would have raised by itself
 //   repeat(program, runs, feeds, ...)  runs it many times, with other values in its arrays each time
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -22,12 +23,14 @@ struct ProgramObject : PyObject {
   Job* first;
   PyObject* kept;  // list: whatever the jobs read and write
   size_t items;    // of all jobs, to decide whether the GIL is worth releasing
+  std::atomic<uint32_t> running;  // the generation that runs it, or another number
 };
 
 ProgramObject* program_of(PyObject* self) { return static_cast<ProgramObject*>(self); }
 
 // What is being recorded in this thread.
 struct Recording {
+  State* state;
   ProgramObject* program;
   Job** end;
   PyObject* label = nullptr;  // borrowed
@@ -56,11 +59,11 @@ Outcome run_job(Job* job) {
   if (!filter) return job->run() == 0 ? Outcome::done : Outcome::failed;
   if (!filter->enter()) return Outcome::closed;
   Outcome outcome = Outcome::busy;
-  if (!job->claims || !filter->claimed.exchange(true)) {
+  if (job->claims ? filter->claim() : filter->share()) {
     outcome = job->run() == 0 ? Outcome::done : Outcome::failed;
-    if (job->claims) filter->claimed.store(false);
+    job->claims ? filter->unclaim() : filter->unshare();
   }
-  filter->leave();
+  filter->leave(false);  // without the GIL, if there is enough to do
   return outcome;
 }
 
@@ -73,20 +76,46 @@ const char* sentence_of(const Job* job, Outcome outcome) {
   }
 }
 
+// Its arrays are there once, so one thread runs it at a time.
+class Turn {
+ public:
+  // Exception and ok() false when another thread has it.
+  explicit Turn(ProgramObject* program)
+      : program_(program->running.exchange(generation.load()) == generation.load() ? nullptr : program) {
+    if (program_) return;
+    PyErr_SetString(program->first ? program->first->error : PyExc_RuntimeError,
+                    "[program] threads: expected one run at a time; got one on another thread");
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() {
+    if (program_) program_->running.store(0);
+  }
+  bool ok() const { return program_; }
+
+ private:
+  ProgramObject* program_;
+};
+
 PyObject* program_call(PyObject* self, PyObject*, PyObject*) {
   ProgramObject* program = program_of(self);
+  const Turn turn(program);
+  if (!turn.ok()) return nullptr;
   Outcome outcome = Outcome::done;
   Job* job = program->first;
-  const auto run_all = [&] {
-    while (job && (outcome = run_job(job)) == Outcome::done) job = job->next;
+  const auto run_all = [&](WithoutGil* released) {
+    while (job && (outcome = run_job(job)) == Outcome::done) {
+      job = job->next;
+      if (released && released->wants_end()) break;
+    }
   };
   if (program->items > kProgramWorthReleasing) {
-    Py_BEGIN_ALLOW_THREADS
-    run_all();
-    Py_END_ALLOW_THREADS
+    WithoutGil released;
+    run_all(&released);
   } else {
-    run_all();
+    run_all(nullptr);
   }
+  if (PyErr_Occurred()) return nullptr;  // what a signal handler raised
   if (!job) Py_RETURN_NONE;
   return PyErr_Format(job->error, "[%U] %U: %s", job->name, job->label, sentence_of(job, outcome));
 }
@@ -144,7 +173,9 @@ PyObject* repeat(PyObject* module, PyObject* arguments) {
   if (!PyArg_ParseTuple(arguments, "O!nO!OO:repeat", state_of(module)->program_type, &object, &wanted, &PyList_Type,
                         &lists, &result, &results))
     return nullptr;
-  const ProgramObject* program = program_of(object);
+  ProgramObject* program = program_of(object);
+  const Turn turn(program);
+  if (!turn.ok()) return nullptr;
   const size_t runs = wanted < 0 ? 0 : static_cast<size_t>(wanted), count = static_cast<size_t>(PyList_Size(lists));
   const std::unique_ptr<Feed[]> feeds(new (std::nothrow) Feed[count]);
   if (!feeds) return PyErr_NoMemory();
@@ -157,13 +188,15 @@ PyObject* repeat(PyObject* module, PyObject* arguments) {
     return nullptr;
   }
   size_t done = 0;
-  Py_BEGIN_ALLOW_THREADS
-  for (bool goes_well = true; goes_well && done < runs;) {
-    for (size_t i = 0; i < count; ++i) feeds[i].fill(done);
-    for (Job* job = program->first; goes_well && job; job = job->next) goes_well = run_job(job) == Outcome::done;
-    if (goes_well) std::memcpy(into.at(done++ * from.size()), from.at(0), from.size());
+  {
+    WithoutGil released;
+    for (bool goes_well = true; goes_well && done < runs; goes_well = goes_well && !released.wants_end()) {
+      for (size_t i = 0; i < count; ++i) feeds[i].fill(done);
+      for (Job* job = program->first; goes_well && job; job = job->next) goes_well = run_job(job) == Outcome::done;
+      if (goes_well) std::memcpy(into.at(done++ * from.size()), from.at(0), from.size());
+    }
   }
-  Py_END_ALLOW_THREADS
+  if (PyErr_Occurred()) return nullptr;  // what a signal handler raised
   return PyLong_FromSize_t(done);
 }
 
@@ -184,7 +217,7 @@ PyObject* record(PyObject* module, PyObject* calls) {
   if (!self) return nullptr;
   ProgramObject* program = program_of(self);
   program->kept = PyList_New(0);
-  Recording here{program, &program->first};
+  Recording here{state_of(module), program, &program->first};
   bool ok = program->kept;
   for (Py_ssize_t i = 0; ok && i < PyList_Size(calls); ++i) {
     PyObject* callable;
@@ -249,7 +282,13 @@ bool record_job(Job* job, size_t items) {
   return true;
 }
 
-bool keep_recorded(PyObject* object) { return PyList_Append(recording->program->kept, object) == 0; }
+bool keep_recorded(PyObject* object) {
+  PyObject* reference = pin(recording->state, object);
+  const bool ok = reference && PyList_Append(recording->program->kept, object) == 0 &&
+                  PyList_Append(recording->program->kept, reference) == 0;
+  Py_XDECREF(reference);
+  return ok;
+}
 
 bool refuse_recording() {
   recording->is_refused = true;

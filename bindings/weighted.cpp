@@ -79,7 +79,7 @@ PyObject* weighted_work_bytes(PyObject* module, PyObject* const* arguments, Py_s
   if (!call.ok()) return nullptr;
   size_t batch = PyLong_AsSize_t(arguments[1]);
   if (batch == static_cast<size_t>(-1) && PyErr_Occurred()) return nullptr;
-  return PyLong_FromSize_t(obn_filter_work_bytes(call.handle(), batch));
+  return call.answer(obn_filter_work_bytes(call.handle(), batch));
 }
 
 }  // namespace

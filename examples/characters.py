@@ -76,9 +76,11 @@ class Norm:
 
     def __init__(self, parameters: dict, gradients: dict, name: str) -> None:
         self.layer = bnns.NormalizationLayer(
-            "layer", input=(WIDTH,), beta=parameters[name + ".beta"],
+            "layer",
+            input=(WIDTH,),
+            beta=parameters[name + ".beta"],
             gamma=parameters[name + ".gamma"],
-        )  # fmt: skip
+        )
         self.beta, self.gamma = gradients[name + ".beta"], gradients[name + ".gamma"]
 
     def forward(self, x: np.ndarray) -> np.ndarray:
@@ -126,12 +128,12 @@ class Attention:
         weights = own_gradients["in_proj_weight"].reshape(3, HEADS, -1, WIDTH)
         biases = own_gradients["in_proj_bias"].reshape(3, HEADS, -1)
         self.targets = {
-            "output.weights": own_gradients["out_proj.weight"],
-            "output.bias": own_gradients["out_proj.bias"],
+            "output_weights_gradient": own_gradients["out_proj.weight"],
+            "output_bias_gradient": own_gradients["out_proj.bias"],
         }
         for part, word in enumerate(("query", "key", "value")):
-            self.targets[f"{word}.weights"] = weights[part]
-            self.targets[f"{word}.bias"] = biases[part]
+            self.targets[f"{word}_weights_gradient"] = weights[part]
+            self.targets[f"{word}_bias_gradient"] = biases[part]
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         self.x = x.reshape(-1, LENGTH, WIDTH)
@@ -140,11 +142,18 @@ class Attention:
 
     def backward(self, grad: np.ndarray) -> np.ndarray:
         total = np.empty_like(self.x)  # one array for three inputs receives the sum
-        inputs = dict.fromkeys(("query.input", "key.input", "value.input"), total)
         self.layer.apply_backward(
-            self.x, self.x, self.x, grad.reshape(self.x.shape), cache=self.cache,
-            gradients={**self.targets, **inputs},
-        )  # fmt: skip
+            self.x,
+            self.x,
+            self.x,
+            None,
+            grad.reshape(self.x.shape),
+            cache=self.cache,
+            query_gradient=total,
+            key_gradient=total,
+            value_gradient=total,
+            **self.targets,
+        )
         return total.reshape(grad.shape)
 
 

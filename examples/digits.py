@@ -78,12 +78,17 @@ class DigitNetwork:
         self.conv = bnns.FusedParametersLayer(
             bnns.FusedConvolutionParameters(weights, bias, padding=1),
             bnns.FusedNormalizationParameters(
-                "batch", beta, gamma, momentum=0.9, epsilon=1e-7, activation="relu",
+                "batch",
+                beta,
+                gamma,
+                momentum=0.9,
+                epsilon=1e-7,
+                activation="relu",
                 **self.statistics,
             ),
             bnns.FusedPoolingParameters("max", kernel_size=2),
             input=(1, SIZE, SIZE),
-        )  # fmt: skip
+        )
         self.fc = bnns.FullyConnectedLayer(fc_weights)
         self.loss = bnns.LossLayer("softmax_cross_entropy", input=(CLASSES,), reduction="mean")
         self.adam = bnns.AdamOptimizer(
@@ -99,7 +104,6 @@ class DigitNetwork:
         self.grad_flat = self.grad_pooled.reshape(BATCH, -1)
         self.gradients = {name: room(*p.shape) for name, p in self.parameters.items()}
         self.gradient_list = list(self.gradients.values())
-        self.conv_gradients = [self.gradients[name] for name in self.conv.parameter_names]
 
     def step(self, images: np.ndarray, labels: np.ndarray) -> float:
         """One step of training on a batch of 32. Returns its loss."""
@@ -108,13 +112,22 @@ class DigitNetwork:
         loss, _ = self.loss.apply(self.logits, labels, input_gradient=self.grad_logits)
 
         self.fc.apply_backward(
-            self.flat, None, self.grad_logits,
-            input_gradient=self.grad_flat, weights_gradient=self.gradients["fc_weights"],
-        )  # fmt: skip
+            self.flat,
+            None,
+            self.grad_logits,
+            input_gradient=self.grad_flat,
+            weights_gradient=self.gradients["fc_weights"],
+        )
         self.conv.apply_backward(
-            images, y=None, grad_output=self.grad_pooled, input_gradients=None,
-            parameter_gradients=self.conv_gradients,
-        )  # fmt: skip
+            images,
+            None,
+            self.grad_pooled,
+            input_gradient=None,
+            weights_gradient=self.gradients["weights"],
+            bias_gradient=self.gradients["bias"],
+            beta_gradient=self.gradients["beta"],
+            gamma_gradient=self.gradients["gamma"],
+        )
         self.adam.step(self.gradient_list)
         return float(loss)
 

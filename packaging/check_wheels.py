@@ -123,8 +123,11 @@ def elf_problems(wheel: str, path: str, binary, exports: set[str]) -> list[str]:
             if not numbers or (int(numbers[1]), int(numbers[2])) > OLDEST_GLIBC:
                 wrong.append(f"{path} needs {entry.name} of {version.name}")
     if "_core" in path:
-        paths = [e.runpath if hasattr(e, "runpath") else e.rpath for e in binary.dynamic_entries
-                 if type(e).__name__ in ("DynamicEntryRunPath", "DynamicEntryRpath")]
+        paths = [
+            e.runpath if hasattr(e, "runpath") else e.rpath
+            for e in binary.dynamic_entries
+            if type(e).__name__ in ("DynamicEntryRunPath", "DynamicEntryRpath")
+        ]
         wrong += [] if paths == ["$ORIGIN/lib"] else [f"{path}: its rpath is {paths}"]
     if any(section.name == ".symtab" for section in binary.sections):
         wrong.append(f"{path} is not stripped")
@@ -139,8 +142,11 @@ def mach_problems(wheel: str, path: str, fat, exports: set[str]) -> list[str]:
     processor = "ARM64" if wheel.endswith("arm64.whl") else "X86_64"
     if processor not in str(binary.header.cpu_type):
         wrong.append(f"{path} is for {binary.header.cpu_type}")
-    needed = {library.name for library in binary.libraries
-              if type(library.command).__name__ and "ID_DYLIB" not in str(library.command)}
+    needed = {
+        library.name
+        for library in binary.libraries
+        if type(library.command).__name__ and "ID_DYLIB" not in str(library.command)
+    }
     own = {"@rpath/libopenbnns.dylib"} if "_core" in path else set()
     wrong += same(f"{path}: libraries", needed, NEEDED["macos"] | own)
     names = [lib.name for lib in binary.libraries if "ID_DYLIB" in str(lib.command)]
@@ -149,8 +155,11 @@ def mach_problems(wheel: str, path: str, fat, exports: set[str]) -> list[str]:
     if "_core" in path:
         paths = [command.path for command in binary.rpaths]
         wrong += [] if paths == ["@loader_path/lib"] else [f"{path}: its rpath is {paths}"]
-    oldest = list(binary.build_version.minos) if binary.has_build_version else (
-        list(binary.version_min.version) if binary.has_version_min else None)
+    oldest = (
+        list(binary.build_version.minos)
+        if binary.has_build_version
+        else (list(binary.version_min.version) if binary.has_version_min else None)
+    )
     if oldest != OLDEST_MACOS:
         wrong.append(f"{path} wants macOS {oldest}")
     if processor == "ARM64" and not binary.has_code_signature:

@@ -14,6 +14,9 @@ settings.register_profile("long", deadline=None, derandomize=True, max_examples=
 
 def pytest_addoption(parser):
     parser.addoption("--long", action="store_true", help="large cases too, and many more examples")
+    parser.addoption(
+        "--fuzz-minutes", type=float, default=0, help="random calls for so long, others each time"
+    )
 
 
 def pytest_configure(config):

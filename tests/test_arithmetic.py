@@ -305,9 +305,13 @@ def test_examples_of_parameters_are_the_arrays_themselves():
 
 def test_output_without_a_batch():
     layer = BinaryArithmeticLayer(
-        "multiply", input_a=(2,), input_b=(2,), a_kind="parameter", b_kind="constant",
+        "multiply",
+        input_a=(2,),
+        input_b=(2,),
+        a_kind="parameter",
+        b_kind="constant",
         output_kind="parameter",
-    )  # fmt: skip
+    )
     a, b = np.float32([2, 3]), np.float32([5, 7])
     np.testing.assert_array_equal(layer(a, b), [10, 21])
     grads = layer.apply_backward(a, b, None, np.float32([1, 10]))
@@ -636,9 +640,13 @@ X = np.float32([1, 2, 3])
 
 def add_parameters(first, second, output, function=0, **fields):
     pair = c.BNNSArithmeticBinary(
-        in1=first, in1_type=c.BNNSSample, in2=second, in2_type=c.BNNSSample, out=output,
+        in1=first,
+        in1_type=c.BNNSSample,
+        in2=second,
+        in2_type=c.BNNSSample,
+        out=output,
         out_type=c.BNNSSample,
-    )  # fmt: skip
+    )
     return c.BNNSLayerParametersArithmetic(
         arithmetic_function=function, arithmetic_function_fields=pair, **fields
     )

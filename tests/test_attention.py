@@ -9,7 +9,7 @@ import openbnns
 import pytest
 from cases import attention as cases
 from cases import generator
-from cases.attention import NAMES, AttentionCase, by_name
+from cases.attention import NAMES, AttentionCase, by_name, only
 from cases.marks import marked
 from openbnns import (
     ArrayError,
@@ -58,17 +58,18 @@ def test_forward(case):
 def test_backward(case):
     p, dy, masks = case.parameters(), case.output_gradient(), case.masks()
     layer = case.layer(p)
-    grads = by_name(layer.apply_backward(p.q, p.k, p.v, dy, **masks))
+    grads = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, **masks))
     expected = case.expected_gradients(dy, p)
     if not case.bias:
-        expected = {name: array for name, array in expected.items() if ".bias" not in name}
+        biases = ("query_bias", "key_bias", "value_bias", "output_bias")
+        expected = {name: array for name, array in expected.items() if name not in biases}
     assert grads.keys() == expected.keys()
     for name, array in grads.items():
         assert array.shape == expected[name].shape
         assert_near(array, expected[name], rows=rows_of(case))
     _, cache = layer.apply(p.q, p.k, p.v, cache=True, **masks)
     for _ in range(2):  # the cache survives
-        cached = by_name(layer.apply_backward(p.q, p.k, p.v, dy, cache=cache, **masks))
+        cached = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, cache=cache, **masks))
         for name, array in grads.items():
             assert_same_bits(cached[name], array)
 
@@ -78,11 +79,20 @@ def test_gradients_are_limits_of_differences(case):
     """Of the library's own forward pass, in every input and every parameter."""
     p, masks = case.parameters(), case.masks()
     fields = {
-        "query.input": "q", "query.weights": "wq", "query.bias": "bq", "key.input": "k",
-        "key.weights": "wk", "key.bias": "bk", "value.input": "v", "value.weights": "wv",
-        "value.bias": "bv", "output.weights": "wo", "output.bias": "bo", "key_bias": "key_bias",
-        "value_bias": "value_bias",
-    }  # fmt: skip
+        "query": "q",
+        "query_weights": "wq",
+        "query_bias": "bq",
+        "key": "k",
+        "key_weights": "wk",
+        "key_bias": "bk",
+        "value": "v",
+        "value_weights": "wv",
+        "value_bias": "bv",
+        "output_weights": "wo",
+        "output_bias": "bo",
+        "key_attention_bias": "key_bias",
+        "value_attention_bias": "value_bias",
+    }
     for name, field in fields.items():
         if getattr(p, field) is None:
             continue
@@ -97,8 +107,8 @@ def test_gradients_are_limits_of_differences(case):
         def gradient(x, dy, name=name):
             at = moved(x)
             layer = case.layer(at)
-            grads = layer.apply_backward(at.q, at.k, at.v, dy, gradients=[name], **masks)
-            return by_name(grads)[name]
+            grads = layer.apply_backward(at.q, at.k, at.v, None, dy, **only(name), **masks)
+            return getattr(grads, name)
 
         assert_gradient_matches(forward, gradient, getattr(p, field), generator(case, 9))
 
@@ -106,16 +116,24 @@ def test_gradients_are_limits_of_differences(case):
 def test_vector_of_the_specification():
     one = Projection(np.ones((1, 1, 1), np.float32))
     layer = MultiheadAttention(
-        one, one, Projection(np.full((1, 1, 1), 2, np.float32)),
-        Projection(np.full((1, 1), 3, np.float32)), 1,
-    )  # fmt: skip
+        one,
+        one,
+        Projection(np.full((1, 1, 1), 2, np.float32)),
+        Projection(np.full((1, 1), 3, np.float32)),
+        1,
+    )
     q, k, v = (np.full((1, 1, 1), value, np.float32) for value in (0.5, 1.5, 3.5))
     assert layer(q, k, v).item() == 21
-    grads = by_name(layer.apply_backward(q, k, v, np.ones((1, 1, 1), np.float32)))
+    grads = by_name(layer.apply_backward(q, k, v, None, np.ones((1, 1, 1), np.float32)))
     expected = {
-        "value.input": 6, "value.weights": 10.5, "output.weights": 7, "query.input": 0,
-        "key.input": 0, "query.weights": 0, "key.weights": 0,
-    }  # fmt: skip
+        "value": 6,
+        "value_weights": 10.5,
+        "output_weights": 7,
+        "query": 0,
+        "key": 0,
+        "query_weights": 0,
+        "key_weights": 0,
+    }
     assert {name: array.item() for name, array in grads.items()} == expected
 
 
@@ -125,9 +143,13 @@ def test_pytorch_agrees(case):
     case = replace(case, bias=True)
     model = case.heads * case.width
     theirs = torch.nn.MultiheadAttention(
-        model, case.heads, batch_first=True, add_bias_kv=case.attention_bias,
-        add_zero_attn=case.zero, dtype=torch.float64,
-    )  # fmt: skip
+        model,
+        case.heads,
+        batch_first=True,
+        add_bias_kv=case.attention_bias,
+        add_zero_attn=case.zero,
+        dtype=torch.float64,
+    )
     state = {
         name: value.detach().numpy().astype(np.float32)
         for name, value in theirs.state_dict().items()
@@ -141,9 +163,9 @@ def test_pytorch_agrees(case):
         state, case.heads, (case.targets, case.sources), add_zero_attention=case.zero
     )
     assert_near(layer(p.q, p.k, p.v), y.detach().numpy())
-    grads = layer.apply_backward(p.q, p.k, p.v, dy)
+    grads = layer.apply_backward(p.q, p.k, p.v, None, dy)
     for x, ours in zip(inputs, grads[:3], strict=True):
-        assert_near(ours.input, x.grad.numpy())
+        assert_near(ours, x.grad.numpy())
     converted = layer.to_torch(grads)
     parameters = dict(theirs.named_parameters())
     assert converted.keys() == parameters.keys() == layer.to_torch().keys()
@@ -171,9 +193,9 @@ def test_row_that_sees_nothing_is_nan():
     y = layer.apply(p.q, p.k, p.v, key_mask=mask)
     assert np.isfinite(y[0]).all()
     assert np.isnan(y[1]).all()
-    grads = layer.apply_backward(p.q, p.k, p.v, case.output_gradient(), key_mask=mask)
-    assert np.isfinite(grads.query.input[0]).all()
-    assert np.isnan(grads.query.input[1]).all()
+    grads = layer.apply_backward(p.q, p.k, p.v, None, case.output_gradient(), key_mask=mask)
+    assert np.isfinite(grads.query[0]).all()
+    assert np.isnan(grads.query[1]).all()
     zero = replace(case, zero=True).layer(p).apply(p.q, p.k, p.v, key_mask=mask)
     assert_near(zero[1], np.broadcast_to(p.bo, zero[1].shape))
 
@@ -198,7 +220,7 @@ def test_weights_in_other_orders():
     at = SimpleNamespace(**{**vars(p), "wk": wide[..., ::2], "wo": np.asfortranarray(p.wo)})
     layer = case.layer(at)
     assert_near(layer(p.q, p.k, p.v), expected)
-    grads = by_name(layer.apply_backward(p.q, p.k, p.v, dy))
+    grads = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy))
     for name, array in case.expected_gradients(dy, p).items():
         assert_near(grads[name], array)
 
@@ -211,7 +233,7 @@ def test_dropout():
     assert_same_bits(second(p.q, p.k, p.v), y)
     assert (first(p.q, p.k, p.v) != y).any()
     with pytest.raises(LayerApplyError, match="cache: expected what apply filled"):
-        first.apply_backward(p.q, p.k, p.v, dy)
+        first.apply_backward(p.q, p.k, p.v, None, dy)
     # What was kept is seen through values that are unit vectors.
     seen = AttentionCase(2, 40, 50, 1, 50, inputs=(4, 4, 50), outputs=50, bias=False)
     s = seen.parameters()
@@ -225,7 +247,7 @@ def test_dropout():
     assert_near(probabilities, f.y)
     dy = seen.output_gradient()
     expected = oracle.backward(seen, f, dy)
-    grads = by_name(layer.apply_backward(s.q, s.k, s.v, dy, cache=cache))
+    grads = by_name(layer.apply_backward(s.q, s.k, s.v, None, dy, cache=cache))
     for name, array in grads.items():
         assert_near(array, expected[name])
 
@@ -236,9 +258,9 @@ def test_dropout():
 def test_each_gradient_alone_has_the_same_bits():
     p, dy, masks = FIRST.parameters(), FIRST.output_gradient(), FIRST.masks()
     layer = FIRST.layer(p)
-    together = by_name(layer.apply_backward(p.q, p.k, p.v, dy, **masks))
+    together = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, **masks))
     for name in NAMES:
-        alone = by_name(layer.apply_backward(p.q, p.k, p.v, dy, gradients=[name], **masks))
+        alone = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, **only(name), **masks))
         assert alone.keys() == {name}
         assert_same_bits(alone[name], together[name])
 
@@ -246,48 +268,47 @@ def test_each_gradient_alone_has_the_same_bits():
 def test_accumulation():
     p, dy, masks = FIRST.parameters(), FIRST.output_gradient(), FIRST.masks()
     layer = FIRST.layer(p)
-    first = by_name(layer.apply_backward(p.q, p.k, p.v, dy, **masks))
-    sums = {name: np.ones_like(array) for name, array in first.items()}
-    grads = layer.apply_backward(
-        p.q, p.k, p.v, dy, gradients=sums, accumulate=set(NAMES) - {"key.weights"}, **masks
-    )
+    first = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, **masks))
+    sums = {f"{name}_gradient": np.ones_like(array) for name, array in first.items()}
+    names = set(NAMES) - {"key_weights"}
+    grads = layer.apply_backward(p.q, p.k, p.v, None, dy, **sums, accumulate=names, **masks)
     for name, array in by_name(grads).items():
-        assert np.shares_memory(array, sums[name])
-        expected = first[name] + (0 if name == "key.weights" else 1)
+        assert np.shares_memory(array, sums[f"{name}_gradient"])
+        expected = first[name] + (0 if name == "key_weights" else 1)
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ArrayError, match="accumulate: expected an array"):
-        layer.apply_backward(p.q, p.k, p.v, dy, accumulate=True, **masks)
+        layer.apply_backward(p.q, p.k, p.v, None, dy, accumulate=True, **masks)
 
 
 def test_one_array_receives_the_sum_of_input_gradients():
     case = AttentionCase(3, 6, 6, 2, 4)
     p, dy = case.parameters(), case.output_gradient()
     layer = case.layer(p)
-    apart = layer.apply_backward(p.q, p.q, p.q, dy)
+    apart = layer.apply_backward(p.q, p.q, p.q, None, dy)
     shared = np.full(p.q.shape, 5, np.float32)
-    targets = dict.fromkeys(("query.input", "key.input", "value.input"), shared)
-    layer.apply_backward(p.q, p.q, p.q, dy, gradients=targets)
-    expected = apart.query.input + apart.key.input + apart.value.input
+    targets = dict.fromkeys(("query_gradient", "key_gradient", "value_gradient"), shared)
+    layer.apply_backward(p.q, p.q, p.q, None, dy, **targets)
+    expected = apart.query + apart.key + apart.value
     np.testing.assert_allclose(shared, expected, rtol=1e-5, atol=1e-5)
-    layer.apply_backward(p.q, p.q, p.q, dy, gradients=targets, accumulate=True)
+    layer.apply_backward(p.q, p.q, p.q, None, dy, **targets, accumulate=True)
     np.testing.assert_allclose(shared, 2 * expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(LayerApplyError, match="share memory"):
-        layer.apply_backward(p.q, p.q, p.q, dy, gradients=targets, accumulate=["key.input"])
+        layer.apply_backward(p.q, p.q, p.q, None, dy, **targets, accumulate=["key"])
 
 
 def test_cached_backward_without_inputs():
     p, dy, masks = FIRST.parameters(), FIRST.output_gradient(), FIRST.masks()
     layer = FIRST.layer(p)
     _, cache = layer.apply(p.q, p.k, p.v, cache=True, **masks)
-    names = [name for name in NAMES if not name.endswith("weights") or name == "output.weights"]
-    full = by_name(layer.apply_backward(p.q, p.k, p.v, dy, **masks))
-    grads = layer.apply_backward(None, None, None, dy, cache=cache, gradients=names, **masks)
+    names = [name for name in NAMES if not name.endswith("weights") or name == "output_weights"]
+    full = by_name(layer.apply_backward(p.q, p.k, p.v, None, dy, **masks))
+    grads = layer.apply_backward(None, None, None, None, dy, cache=cache, **only(*names), **masks)
     for name, array in by_name(grads).items():
         assert_same_bits(array, full[name])
     with pytest.raises(LayerApplyError, match="query: expected its values"):
-        layer.apply_backward(None, p.k, p.v, dy, cache=cache, **masks)
+        layer.apply_backward(None, p.k, p.v, None, dy, cache=cache, **masks)
     with pytest.raises(LayerApplyError, match="value: expected its values"):
-        layer.apply_backward(p.q, p.k, None, dy, **masks)
+        layer.apply_backward(p.q, p.k, None, None, dy, **masks)
 
 
 def test_cache_is_used_again():
@@ -301,8 +322,8 @@ def test_cache_is_used_again():
         assert cache.nbytes >= layer.cache_bytes(case.batch)
     with pytest.raises(LayerApplyError, match="cache: expected what apply filled for 1 samples"):
         layer.apply_backward(
-            p.q[:1], p.k[:1], p.v[:1], case.output_gradient()[:1], cache=cache
-        )  # fmt: skip
+            p.q[:1], p.k[:1], p.v[:1], None, case.output_gradient()[:1], cache=cache
+        )
 
 
 # ---- refusals ----
@@ -331,7 +352,7 @@ def test_creation_refuses():
     for options, words in (
         ({"dropout": 1.0}, "dropout"),
         ({"seed": 1 << 32}, "seed"),
-        ({"key_bias": p.bq}, "both or neither"),
+        ({"key_attention_bias": p.bq}, "both or neither"),
     ):
         with pytest.raises(LayerCreationError, match=words):
             make(0, good[0], **options)
@@ -361,12 +382,11 @@ def test_calls_refuse_and_write_nothing():
     with pytest.raises(LayerApplyError, match="memory apart"):
         layer.apply(out, p.k, p.v, out=out)
     assert (out == 7).all()
-    with pytest.raises(ArrayError, match="gradients: expected names"):
-        layer.apply_backward(p.q, p.k, p.v, case.output_gradient(), gradients=["query"])
+    given = p.q, p.k, p.v, None, case.output_gradient()
+    with pytest.raises(ArrayError, match=r"key_bias_gradient: expected \(4, 2\)"):
+        layer.apply_backward(*given, key_bias_gradient=np.zeros((2, 3), "f4"))
     with pytest.raises(LayerApplyError, match="key_bias gradient: expected none"):
-        layer.apply_backward(
-            p.q, p.k, p.v, case.output_gradient(), gradients={"key_bias": np.zeros((2, 4), "f4")}
-        )
+        layer.apply_backward(*given, key_attention_bias_gradient=np.zeros((2, 4), "f4"))
     layer.close()
     with pytest.raises(LayerApplyError):
         layer.apply(p.q, p.k, p.v)
@@ -376,7 +396,7 @@ def test_gradients_need_float32():
     case = cases.HALVES[0]
     p = case.parameters()
     with pytest.raises(LayerApplyError, match="expected float32"):
-        case.layer(p).apply_backward(p.q, p.k, p.v, case.output_gradient().astype(np.float16))
+        case.layer(p).apply_backward(p.q, p.k, p.v, None, case.output_gradient().astype(np.float16))
 
 
 def test_c_interface_sizes_and_dead_handles():

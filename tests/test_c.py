@@ -25,10 +25,7 @@ def image(width, height, channels, data=None):
 
 def vector(data):
     return c.BNNSNDArrayDescriptor(
-        layout=c.BNNSDataLayoutVector,
-        size=[data.size],
-        data_type=c.BNNSDataTypeFloat32,
-        data=data,
+        layout=c.BNNSDataLayoutVector, size=[data.size], data_type=c.BNNSDataTypeFloat32, data=data
     )
 
 

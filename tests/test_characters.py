@@ -67,10 +67,15 @@ def test_the_same_network_of_blocks_learns_the_same(characters):
 
     blocks = [part for _ in range(characters.BLOCKS) for part in block()]
     network = Network(
-        [Embedding(len(letters), width), Position(), *blocks,
-         Rows(Normalize("layer"), Dense(len(letters)))],
-        input=(characters.LENGTH,), optimizer=AdamOptimizer(2e-3),
-    )  # fmt: skip
+        [
+            Embedding(len(letters), width),
+            Position(),
+            *blocks,
+            Rows(Normalize("layer"), Dense(len(letters))),
+        ],
+        input=(characters.LENGTH,),
+        optimizer=AdamOptimizer(2e-3),
+    )
     network.load_state(as_state(network, writer.parameters, characters))
     for step in range(20):
         batch = characters.make_batch(numbers, 0, step)

@@ -48,9 +48,7 @@ def test_published_examples():
     np.testing.assert_allclose(y[2], [5.0257072, 5.743665, 6.461623], rtol=1e-7)
     xs = [np.float32([3, 4]), np.float32([12])]
     for known, want in ((None, 0.5), (26, 0.25)):
-        for y, x in zip(
-            openbnns.clip_by_global_norm(xs, 6.5, global_norm=known), xs, strict=True
-        ):
+        for y, x in zip(openbnns.clip_by_global_norm(xs, 6.5, global_norm=known), xs, strict=True):
             np.testing.assert_array_equal(y, want * x)
     x = np.float32([[3, 4], [12, 5]])
     np.testing.assert_allclose(openbnns.norm(x, axes=0), [12.369317, 6.4031243], rtol=1e-7)
@@ -90,9 +88,7 @@ def test_norm_backward(shape, axes):
     dx = openbnns.norm_backward(x, y, dy, axes=axes)
     assert_close(dx, want)
     added = np.ones_like(x)
-    result = openbnns.norm_backward(
-        x, y, dy, axes=axes, input_gradient=added, accumulate=True
-    )
+    result = openbnns.norm_backward(x, y, dy, axes=axes, input_gradient=added, accumulate=True)
     assert result is added
     assert_close(added, want + 1)
 

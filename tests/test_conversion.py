@@ -100,8 +100,7 @@ def test_conversion_saturates(target):
 def test_conversion_to_half_overflows_to_infinity():
     x = np.float32([65504.0, 65519.0, 65520.0, -1e6, 1e-8, 6e-8])
     np.testing.assert_array_equal(
-        convert(x, "float16").astype(np.float64),
-        [65504.0, 65504.0, np.inf, -np.inf, 0.0, 2.0**-24],
+        convert(x, "float16").astype(np.float64), [65504.0, 65504.0, np.inf, -np.inf, 0.0, 2.0**-24]
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -16,8 +15,6 @@ import pytest
 from openbnns import demo
 from openbnns.__main__ import main
 from openbnns.examples import digits
-
-pytest.importorskip("safetensors")
 
 
 def trained(seed: int) -> tuple[list[float], float]:
@@ -148,18 +145,6 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(tmp_path):
     stopped.load(tmp_path / "drawn-digits.safetensors")
     assert 0 < len(stopped.losses) < 1000
     assert sorted(os.listdir(tmp_path)) == ["drawn-digits.safetensors"]
-
-
-def test_without_safetensors_there_is_no_checkpoint(tmp_path, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "safetensors" else find(name)
-    )
-    monkeypatch.setattr(demo, "load_handwriting", lambda seed: None)
-    monkeypatch.setattr(demo.Training, "is_done", lambda self: len(self.losses) == 2)
-    assert demo.run(folder=tmp_path) == 0
-    assert "checkpoint: none; pip install safetensors" in capsys.readouterr().out
-    assert not list(tmp_path.glob("*.safetensors"))
 
 
 def test_doctor(capsys):

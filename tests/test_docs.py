@@ -23,14 +23,14 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-SHOW_PYTHON = [page for page in (README, *PAGES) if blocks(page, "python")]
+# docs/interface shows declarations, which nobody can run
+RUN = [page for page in (README, *PAGES) if page.parent.name != "interface"]
+SHOW_PYTHON = [page for page in RUN if blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", SHOW_PYTHON, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
     code = blocks(page, "python")
-    if "safetensors" in "".join(code):
-        pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "page"}
     for number, block in enumerate(code, 1):
@@ -40,7 +40,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
             pytest.fail(f"block {number} of {page.name}: {error!r}\n{block}")
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "c")], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [p for p in RUN[1:] if blocks(p, "c")], ids=lambda p: p.name)
 def test_c_compiles_and_runs(page, tmp_path):
     """By the commands that the page shows, without a warning."""
     if shutil.which("cc") is None:
@@ -53,9 +53,13 @@ def test_c_compiles_and_runs(page, tmp_path):
     for block in blocks(page, "c"):
         (tmp_path / "program.c").write_text(block)
         run = subprocess.run(
-            ["sh", "-ec", f"{shown}\n./program"], cwd=tmp_path, env={**os.environ, "PATH": path},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            ["sh", "-ec", f"{shown}\n./program"],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert run.returncode == 0, run.stderr
         assert run.stderr == ""
 
@@ -69,6 +73,17 @@ def compile_commands(page):
 
 def test_the_readme_compiles_c_the_same_way():
     assert compile_commands(README) == compile_commands(DOCS / "howto" / "port_c.md")
+
+
+def test_pages_that_the_sources_cite_are_there():
+    cited = set()
+    for folder in ("src", "include", "bindings", "python"):
+        for source in (README.parent / folder).rglob("*.*"):
+            if source.suffix in (".cpp", ".h", ".py", ".inc"):
+                text = source.read_text(encoding="utf-8")
+                cited |= set(re.findall(r"(?:[\w./]+/)?\w+\.md\b", text)) - {"README.md"}
+    assert "docs/interface/loss.md" in cited
+    assert not [name for name in cited if not (README.parent / name).is_file()]
 
 
 def test_pages_that_show_python_are_found():

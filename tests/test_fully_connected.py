@@ -318,9 +318,7 @@ def test_sparse_values_with_the_same_place_are_added():
     packed = FullyConnectedLayer.sparsify(
         np.float32([1, 2, 4]), coo=np.array([[0, 1], [0, 1], [1, 0]]), dense_shape=(2, 2)
     )
-    np.testing.assert_array_equal(
-        FullyConnectedLayer(packed)(np.float32([[1, 10]])), [[30, 4]]
-    )
+    np.testing.assert_array_equal(FullyConnectedLayer(packed)(np.float32([[1, 10]])), [[30, 4]])
 
 
 @pytest.mark.parametrize("kind", ["csr_matrix", "coo_array", "csc_array"])
@@ -426,9 +424,7 @@ def test_c_layouts(layout):
     np.testing.assert_array_equal(y, [321, 654])
     delta = vector(2, data=np.float32([1, 2]))
     target = matrix(w.shape, data=dw, layout=layout)
-    status = c.BNNSFilterApplyBackwardBatch(
-        f, 1, X, 0, None, 0, None, 0, delta, 0, target, None
-    )
+    status = c.BNNSFilterApplyBackwardBatch(f, 1, X, 0, None, 0, None, 0, delta, 0, target, None)
     assert status == 0, c.last_error()
     c.BNNSFilterDestroy(f)
     np.testing.assert_array_equal(dw, [[1, 10, 100], [2, 20, 200]])
@@ -480,13 +476,22 @@ def test_c_sparse_into_given_memory(first):
     pairs = np.uint32([[2, 0], [0, 1]])
     out = np.zeros(64 + first, np.float32)[first:]
     packed = c.BNNSNDArrayDescriptor(
-        layout=c.BNNSDataLayoutFullyConnectedSparse, size=[8, 8], data=out,
+        layout=c.BNNSDataLayoutFullyConnectedSparse,
+        size=[8, 8],
+        data=out,
         data_type=c.BNNSDataTypeFloat32,
-    )  # fmt: skip
+    )
     status = c.BNNSNDArrayFullyConnectedSparsifySparseCOO(
-        matrix((8, 8)), first_major((2, 2), "uint32", data=pairs),
-        vector(2, data=np.float32([5, 7])), packed, None, 0, None, 0, None,
-    )  # fmt: skip
+        matrix((8, 8)),
+        first_major((2, 2), "uint32", data=pairs),
+        vector(2, data=np.float32([5, 7])),
+        packed,
+        None,
+        0,
+        None,
+        0,
+        None,
+    )
     assert status == 0, c.last_error()
     assert 0 < c.BNNSNDArrayGetDataSize(packed) < 256
     parameters = c.BNNSLayerParametersFullyConnected(
@@ -566,9 +571,7 @@ def test_bad_calls_are_refused_and_write_nothing():
     targets = vector(3, data=dx), matrix((2, 3), data=dw), vector(2, data=db)
 
     def backward(x, delta, dx_, dw_, db_):
-        return c.BNNSFilterApplyBackwardBatch(
-            f, 1, x, 0, dx_, 0, None, 0, delta, 0, dw_, db_
-        )
+        return c.BNNSFilterApplyBackwardBatch(f, 1, x, 0, dx_, 0, None, 0, delta, 0, dw_, db_)
 
     untouched = (dx, dw, db)
     assert_refused(backward(None, delta, *targets), *untouched)  # dw needs x

@@ -294,9 +294,15 @@ def test_spaced_weights_are_copied_aloud():
 def test_any_loss_of_any_shape(function, reduction, weights, shape, parameter, gap, step):
     gaps = (gap,) + (0,) * (len(shape) - 2) + (gap,)
     case = LossCase(
-        function, tuple(shape), reduction, weights, parameter=parameter, x_gaps=gaps, step=step,
+        function,
+        tuple(shape),
+        reduction,
+        weights,
+        parameter=parameter,
+        x_gaps=gaps,
+        step=step,
         dx_gaps=gaps[::-1],
-    )  # fmt: skip
+    )
     test_loss_and_gradient_match_closed_form(case)
     test_backward_matches_closed_form(case)
 
@@ -468,9 +474,12 @@ def test_backward_calls_that_cannot_be():
 
 def loss_filter(function=3, reduction=1, n=4, parameter=0.0, outputs=1):
     block = c.BNNSLayerParametersLossHuber(
-        function=function, reduction=reduction, i_desc=vector(n), o_desc=vector(outputs),
+        function=function,
+        reduction=reduction,
+        i_desc=vector(n),
+        o_desc=vector(outputs),
         huber_delta=parameter,
-    )  # fmt: skip
+    )
     return c.BNNSFilterCreateLayerLoss(block, None)
 
 
@@ -511,12 +520,24 @@ def test_yolo_ignores_weights_in_c():
     parameters, _, x, truth = yolo_case(7)
     anchors = np.float32(parameters.anchors)
     block = c.BNNSLayerParametersLossYolo(
-        function=5, reduction=1, i_desc=vector(x[0].size), o_desc=vector(1),
-        number_of_grid_columns=4, number_of_grid_rows=3, number_of_anchor_boxes=2,
-        anchor_box_size=8, scale_xy=1.0, scale_wh=1.0, scale_object=1.0, scale_no_object=1.0,
-        scale_classification=1.0, object_minimum_iou=0.5, no_object_maximum_iou=0.5, rescore=True,
+        function=5,
+        reduction=1,
+        i_desc=vector(x[0].size),
+        o_desc=vector(1),
+        number_of_grid_columns=4,
+        number_of_grid_rows=3,
+        number_of_anchor_boxes=2,
+        anchor_box_size=8,
+        scale_xy=1.0,
+        scale_wh=1.0,
+        scale_object=1.0,
+        scale_no_object=1.0,
+        scale_classification=1.0,
+        object_minimum_iou=0.5,
+        no_object_maximum_iou=0.5,
+        rescore=True,
         anchors_data=anchors,
-    )  # fmt: skip
+    )
     f = c.BNNSFilterCreateLayerLoss(block, None)
     assert f, c.last_error()
     y = np.zeros(1, np.float32)
@@ -533,3 +554,14 @@ def test_bfloat16_without_a_class_number_in_sight():
     x, labels, _ = arguments(case)
     layer = case.layer()
     assert_same_bits(layer(x.view(np.uint16), labels.view(np.uint16)), layer(x, labels))
+
+
+def test_losses_of_samples_go_side_by_side_or_nowhere():
+    layer = LossLayer("softmax_cross_entropy", input=(3,), reduction="none")
+    x, labels = np.ones((2, 3), "f4"), np.array([0, 1])
+    whole = np.full(4, 7, "f4")
+    with pytest.raises(openbnns.LayerApplyError, match="side by side"):
+        layer.apply(x, labels, out=whole[::2])
+    assert (whole == 7).all()
+    layer.apply(x, labels, out=whole[:2])
+    np.testing.assert_array_equal(whole[2:], 7)

@@ -125,10 +125,13 @@ def test_layer_finds_its_output_shape(case):
         layer = TensorContractionLayer(case.equation, **specs)
     else:
         layer = BroadcastMatrixMultiplyLayer(
-            **specs, transpose_a=case.transpose[A], transpose_b=case.transpose[B],
-            a_is_weights=case.weights == A, b_is_weights=case.weights == B,
+            **specs,
+            transpose_a=case.transpose[A],
+            transpose_b=case.transpose[B],
+            a_is_weights=case.weights == A,
+            b_is_weights=case.weights == B,
             quadratic=case.b is None,
-        )  # fmt: skip
+        )
     assert (case.batch, *layer.output_spec.shape) == case.full_output
     if not case.adds:
         y = case.apply(layer, case.inputs())
@@ -279,9 +282,7 @@ def test_weights_may_have_their_columns_side_by_side():
 
 
 def test_layer_adds_to_its_output():
-    layer = BroadcastMatrixMultiplyLayer(
-        input_a=(1, 2), input_b=(2, 1), accumulate_to_output=True
-    )
+    layer = BroadcastMatrixMultiplyLayer(input_a=(1, 2), input_b=(2, 1), accumulate_to_output=True)
     a, b, y = np.float32([[[1, 2]]]), np.float32([[[3], [4]]]), np.float32([[[10]]])
     assert layer(a, b, out=y) is y
     assert y.item() == 21
@@ -354,9 +355,10 @@ def test_creation_is_checked():
         GramLayer(input=(2, 3, 3), output=(3, 2))
     with pytest.raises(LayerCreationError, match="do not meet in one product"):
         BroadcastMatrixMultiplyLayer(
-            input_a=ArraySpec((2, 2), "float16"), input_b=ArraySpec((2, 2), "bfloat16"),
+            input_a=ArraySpec((2, 2), "float16"),
+            input_b=ArraySpec((2, 2), "bfloat16"),
             output=(2, 2),
-        )  # fmt: skip
+        )
 
 
 def test_words_about_layers():
@@ -401,9 +403,12 @@ def test_images_multiply_their_last_two_indices():
     w = rng.standard_normal((4, 5), dtype=np.float32)
     y = np.empty((5, 3, 2), np.float32)
     parameters = c.BNNSLayerParametersBroadcastMatMul(
-        alpha=1, b_is_weights=True, iA_desc=image((4, 3, 2)), iB_desc=matrix((4, 5), data=w),
+        alpha=1,
+        b_is_weights=True,
+        iA_desc=image((4, 3, 2)),
+        iB_desc=matrix((4, 5), data=w),
         o_desc=image((5, 3, 2)),
-    )  # fmt: skip
+    )
     f = c.BNNSFilterCreateLayerBroadcastMatMul(parameters, None)
     assert f, c.last_error()
     assert c.BNNSFilterApply(f, x, y) == 0, c.last_error()

@@ -7,20 +7,35 @@ import numpy as np
 import openbnns
 import pytest
 from cases.samples import pool
-from openbnns import (
-    Activation,
-    ActivationLayer,
-    CopyWarning,
-    LayerApplyError,
-    LayerCreationError,
-)
+from openbnns import Activation, ActivationLayer, CopyWarning, LayerApplyError, LayerCreationError
 
 DOCUMENTED = (
-    "", ".activation", ".arithmetic", ".attention", ".blocks", ".checking", ".clip", ".convolution",
-    ".fully_connected", ".fused", ".loss", ".matmul", ".network", ".normalization", ".optim",
-    ".pooling", ".quantization", ".random", ".training", "._activations", "._config",
-    "._fused_parameters", "._paths", "._spec",
-)  # fmt: skip
+    "",
+    ".activation",
+    ".arithmetic",
+    ".attention",
+    ".blocks",
+    ".checking",
+    ".clip",
+    ".convolution",
+    ".fully_connected",
+    ".fused",
+    ".loss",
+    ".matmul",
+    ".network",
+    ".normalization",
+    ".optim",
+    ".pooling",
+    ".quantization",
+    ".random",
+    ".training",
+    "._activations",
+    "._config",
+    "._fused_parameters",
+    "._layer",
+    "._paths",
+    "._spec",
+)
 
 
 # ---- one-shot functions ----

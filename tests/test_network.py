@@ -52,10 +52,10 @@ class Scale(Block):
         self.parameters = {"factor": random.normal(size=shape).astype(np.float32)}
         return shape
 
-    def forward(self, x, y, *, training, rooms):
+    def forward(self, x, y, *, training, saved):
         np.multiply(x, self.parameters["factor"], out=y)
 
-    def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+    def backward(self, x, y, grad_output, input_gradient, gradients, *, saved):
         if "factor" in gradients:
             np.sum(grad_output * x, axis=0, out=gradients["factor"])
             gradients["factor"] *= self.slope
@@ -70,7 +70,8 @@ NETWORKS = {
     "dense": ((5, 4), lambda: [Dense(6, "tanh"), Dense(3)]),
     "dense without bias": ((5, 4), lambda: [Dense(3, bias=False)]),
     "dense and batch norm": (
-        (6, 4), lambda: [Dense(5, "sigmoid", normalization="batch"), Dense(2)],
+        (6, 4),
+        lambda: [Dense(5, "sigmoid", normalization="batch"), Dense(2)],
     ),
     "activation that needs x": ((5, 4), lambda: [Dense(6, "gelu"), Dense(3, "silu")]),
     "convolution": (IMAGES, lambda: [Convolution(4, 3, padding=1, activation="tanh")]),
@@ -80,7 +81,8 @@ NETWORKS = {
         lambda: [Convolution(4, (3, 2), normalization="batch", activation="sigmoid")],
     ),
     "convolution, norm, gelu": (
-        IMAGES, lambda: [Convolution(4, 3, normalization="instance", activation="gelu")],
+        IMAGES,
+        lambda: [Convolution(4, 3, normalization="instance", activation="gelu")],
     ),
     "max": (IMAGES, lambda: [Convolution(4, 3), Pool("max", 2), Dense(3)]),
     "average": (IMAGES, lambda: [Pool("average", 3, stride=2, padding=1), Dense(3)]),
@@ -93,7 +95,8 @@ NETWORKS = {
     "residual first": ((4, 6), lambda: [Branch([], [Dense(6)])]),
     "twice the same": ((4, 6), lambda: [Dense(3), Branch([], [])]),
     "three paths": (
-        (4, 6), lambda: [Branch([Dense(3)], [Dense(3, "tanh")], [Dense(4), Dense(3)]), Dense(2)],
+        (4, 6),
+        lambda: [Branch([Dense(3)], [Dense(3, "tanh")], [Dense(4), Dense(3)]), Dense(2)],
     ),
     "side by side": (
         IMAGES,
@@ -119,9 +122,7 @@ NETWORKS = {
     "attention": ((3, 5, 6), lambda: [Attention(3, causal=True), Dense(2)]),
     "attention without bias": ((3, 5, 6), lambda: [Attention(2, bias=False, initializer="he")]),
     "positions": ((3, 5, 6), lambda: [Position(), Rows(Dense(2, "tanh"))]),
-    "rows": (
-        (3, 4, 6), lambda: [Rows(Dense(5, "gelu"), Normalize("layer"), Dense(3)), Dense(2)],
-    ),
+    "rows": ((3, 4, 6), lambda: [Rows(Dense(5, "gelu"), Normalize("layer"), Dense(3)), Dense(2)]),
     "rows of rows": ((2, 3, 4, 5), lambda: [Rows(Position(), Rows(Dense(2)), Dense(3))]),
     "rows of images": ((2, 2, 1, 5, 5), lambda: [Rows(Convolution(2, 3), Pool("max", 2))]),
     "a transformer": (
@@ -136,8 +137,12 @@ NETWORKS = {
     "rows side by side": (
         (3, 4, 6),
         lambda: [
-            Branch([Rows(Dense(3, "tanh"))], [Rows(Dense(3)), Position()], [Rows(Dense(3))],
-                   join="concatenate"),
+            Branch(
+                [Rows(Dense(3, "tanh"))],
+                [Rows(Dense(3)), Position()],
+                [Rows(Dense(3))],
+                join="concatenate",
+            ),
             Rows(Dense(2)),
         ],
     ),
@@ -146,7 +151,7 @@ NETWORKS = {
         lambda: [Branch([Convolution(2, 3), Flatten()], [Flatten()], join="concatenate")],
     ),
     "own block": ((4, 6), lambda: [Dense(5), Scale(), Dense(2)]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -237,7 +242,7 @@ def test_frozen_blocks_and_dropout_are_set_aside_while_gradients_are_checked():
 
 def test_targets_that_draw_random_numbers_cannot_be_checked():
     class Noise(Scale):
-        def forward(self, x, y, *, training, rooms):
+        def forward(self, x, y, *, training, saved):
             y[...] = x + np.random.default_rng().normal()
 
     with pytest.raises(openbnns.LayerApplyError, match="same result from the same x"):
@@ -406,7 +411,6 @@ def deep_network(**options):
 
 
 def test_saved_networks_go_on_to_the_same_bits(tmp_path):
-    pytest.importorskip("safetensors")
     x, y = random_batch(20, 1, 6, 6), np.arange(20) % 5
     whole, first = deep_network(seed=4), deep_network(seed=4)
     whole.fit(x, y, epochs=4, batch_size=8)
@@ -436,7 +440,6 @@ def letters_network(**options):
 
 
 def test_sequences_are_learned_saved_and_frozen(tmp_path):
-    pytest.importorskip("safetensors")
     letters = np.random.default_rng(0).integers(7, size=(40, 7))
     letters[:, 1:] = (letters[:, :1] + np.arange(1, 7)) % 7  # each follows from the one before
     x, y = letters[:, :-1], letters[:, 1:]
@@ -486,9 +489,9 @@ def test_attention_drops_in_training_alone_and_can_be_repeated():
 
 def test_the_loss_behind_rows_is_that_of_rows():
     x, y = random_batch(4, 5, 3), np.arange(20).reshape(4, 5) % 2
-    by_rows, flat = (Network([b], input=s, seed=3) for b, s in (
-        (Rows(Dense(2)), (5, 3)), (Dense(2), (3,)),
-    ))  # fmt: skip
+    by_rows, flat = (
+        Network([b], input=s, seed=3) for b, s in ((Rows(Dense(2)), (5, 3)), (Dense(2), (3,)))
+    )
     weights = random_batch(4, seed=1) ** 2
     pairs = [
         ({}, {}),
@@ -505,7 +508,6 @@ def test_the_loss_behind_rows_is_that_of_rows():
 
 
 def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):
-    pytest.importorskip("safetensors")
     network = Network([Dense(3), Dense(2)], input=(4,), loss=openbnns.Loss.huber(0.5))
     network.freeze("dense_1.weights")
     network.save(tmp_path / "n")
@@ -515,7 +517,6 @@ def test_saved_networks_keep_loss_and_frozen_parts(tmp_path):
 
 
 def test_own_blocks_are_given_at_loading(tmp_path):
-    pytest.importorskip("safetensors")
     network = Network([Scale()], input=(3,), loss="mse")
     network.save(tmp_path / "n")
     with pytest.raises(CheckpointError, match="a class for 'Scale'"):
@@ -537,7 +538,6 @@ def test_own_blocks_are_given_at_loading(tmp_path):
     ],
 )
 def test_files_that_are_no_networks_are_refused(tmp_path, spoil):
-    pytest.importorskip("safetensors")
     network = Network([Dense(3)], input=(4,))
     network.save(tmp_path / "n")
     arrays, notes = openbnns.io.load_checkpoint(tmp_path / "n")
@@ -552,7 +552,6 @@ def test_files_that_are_no_networks_are_refused(tmp_path, spoil):
 
 
 def test_settings_that_are_no_plain_values_cannot_be_saved(tmp_path):
-    pytest.importorskip("safetensors")
     network = Network([Dense(3, initializer=lambda shape, random: np.ones(shape))], input=(4,))
     with pytest.raises(LayerCreationError, match="initializer: expected a plain value"):
         network.save(tmp_path / "n")
@@ -583,7 +582,7 @@ def test_settings_that_are_no_plain_values_cannot_be_saved(tmp_path):
         (lambda: Network([Rows(Dense(2))], input=(3,)), "rows_1: expected samples of at least two"),
         (lambda: Network([Attention(2)], input=(4, 3)), "2 heads divide"),
         (lambda: Network([Attention(2)], input=(4,)), r"\(length, width\)"),
-        (lambda: Network([Embedding(0, 3)], input=(4,)), "got 0, 3"),
+        (lambda: Network([Embedding(0, 3)], input=(4,)), r"got \(0, 3\)"),
     ],
 )
 def test_impossible_networks_are_refused(make, sentence):
@@ -655,13 +654,13 @@ def test_the_command_checks_every_block(capsys):
 class Doubled(Dense):
     """A native block with something in NumPy behind it."""
 
-    def forward(self, x, y, *, training, rooms):
-        super().forward(x, y, training=training, rooms=rooms)
+    def forward(self, x, y, *, training, saved):
+        super().forward(x, y, training=training, saved=saved)
         y *= 2
 
-    def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+    def backward(self, x, y, grad_output, input_gradient, gradients, *, saved):
         grad_output *= 2
-        super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+        super().backward(x, y, grad_output, input_gradient, gradients, saved=saved)
 
 
 IMAGES = (2, 9, 9)
@@ -669,22 +668,31 @@ RECORDED = {
     "dense": ([Dense(7, "relu"), Dense(4, "tanh", normalization="batch"), Dense(3)], (5,)),
     "images": (
         [
-            Convolution(4, padding=1, normalization="batch", activation="relu"), Pool(),
-            Convolution(3, bias=False), Normalize("layer", "sigmoid"), Pool("average"), Dense(3),
+            Convolution(4, padding=1, normalization="batch", activation="relu"),
+            Pool(),
+            Convolution(3, bias=False),
+            Normalize("layer", "sigmoid"),
+            Pool("average"),
+            Dense(3),
         ],
         IMAGES,
     ),
     "paths": (
         [
-            Branch([Convolution(3, padding=1)], [Convolution(2, 1), Activate("silu")], [],
-                   join="concatenate"),
-            Branch([Convolution(7, padding=1), Activate("gelu")], []), Dense(3),
+            Branch(
+                [Convolution(3, padding=1)],
+                [Convolution(2, 1), Activate("silu")],
+                [],
+                join="concatenate",
+            ),
+            Branch([Convolution(7, padding=1), Activate("gelu")], []),
+            Dense(3),
         ],
         IMAGES,
     ),
     "own block between": ([Dense(6, "relu"), Scale(), Dense(5), Doubled(4), Dense(3)], (5,)),
     "rows": ([Position(), Attention(2), Rows(Dense(8, "gelu"), Dense(4)), Dense(3)], (3, 4)),
-}  # fmt: skip
+}
 OPTIMIZERS = {
     "adam": lambda: AdamOptimizer(0.01, gradient_clipping=ClipByValue(-0.1, 0.1)),
     "sgd": lambda: openbnns.SGDMomentumOptimizer(0.01, momentum=0.9, l2=0.01),
@@ -735,9 +743,16 @@ def test_a_native_step_is_one_call_and_own_blocks_split_it():
     assert calls(*RECORDED["dense"]) == ["Program"]
     assert calls(*RECORDED["images"]) == ["Program"]
     assert calls(*RECORDED["own block between"]) == [
-        "Program", "partial", "Program", "partial", "Program", "partial", "Program", "partial",
         "Program",
-    ]  # fmt: skip
+        "partial",
+        "Program",
+        "partial",
+        "Program",
+        "partial",
+        "Program",
+        "partial",
+        "Program",
+    ]
 
 
 def test_a_recorded_call_that_fails_names_its_block():

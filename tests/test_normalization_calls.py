@@ -33,9 +33,17 @@ def test_c_forward_and_backward(layer_norm):
     np.testing.assert_allclose(y, (X - 2.5) / np.sqrt(1.25), rtol=1e-6)
     dy = np.float32([1, 0, 0, 0])
     status = c.BNNSNormalizationFilterApplyBackwardBatch(
-        layer_norm, 1, vector(4, data=dx), 0, None, 0, vector(4, data=dy), 0,
-        vector(4, data=dbeta), vector(4, data=dgamma),
-    )  # fmt: skip
+        layer_norm,
+        1,
+        vector(4, data=dx),
+        0,
+        None,
+        0,
+        vector(4, data=dy),
+        0,
+        vector(4, data=dbeta),
+        vector(4, data=dgamma),
+    )
     assert status == 0, c.last_error()
     np.testing.assert_array_equal(dbeta, dy)
     np.testing.assert_allclose(dgamma, dy * y, rtol=1e-6)
@@ -71,10 +79,16 @@ def test_c_backward_refuses_what_does_not_fit(layer_norm):
     y = np.zeros(4, np.float32)
     assert c.BNNSNormalizationFilterApplyBatch(layer_norm, 1, X, 0, y, 0, True) == 0
     for position, bad in (
-        (0, vector(5, data=room)), (0, image((4, 1, 1), data=room)), (0, vector(4)),
-        (0, vector(4, "int32", data=room)), (4, None), (4, vector(3, data=room)),
-        (6, vector(5, data=room)), (6, matrix((3, 1), data=room)), (6, vector(4, data=dx)),
-    ):  # fmt: skip
+        (0, vector(5, data=room)),
+        (0, image((4, 1, 1), data=room)),
+        (0, vector(4)),
+        (0, vector(4, "int32", data=room)),
+        (4, None),
+        (4, vector(3, data=room)),
+        (6, vector(5, data=room)),
+        (6, matrix((3, 1), data=room)),
+        (6, vector(4, data=dx)),
+    ):
         arguments = list(good)
         arguments[position] = bad
         assert_refused(backward(layer_norm, 1, *arguments), dx, dbeta, room)

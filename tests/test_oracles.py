@@ -250,8 +250,27 @@ def test_loss_gradient_is_the_limit_of_differences(function):
 @pytest.mark.parametrize("case", [attention_cases.ODD[3], attention_cases.OPTIONS[11]], ids=str)
 def test_attention_gradients_are_limits_of_differences(case):
     p, masks, dy = case.parameters(), case.masks(), case.output_gradient()
-    fields = dict(zip(attention_cases.NAMES, ("q", "wq", "bq", "k", "wk", "bk", "v", "wv", "bv",
-                                              "wo", "bo", "key_bias", "value_bias"), strict=True))
+    fields = dict(
+        zip(
+            attention_cases.NAMES,
+            (
+                "q",
+                "k",
+                "v",
+                "wq",
+                "bq",
+                "wk",
+                "bk",
+                "wv",
+                "bv",
+                "wo",
+                "bo",
+                "key_bias",
+                "value_bias",
+            ),
+            strict=True,
+        )
+    )
 
     def total(**moved):
         at = type(p)(**{**vars(p), **moved})

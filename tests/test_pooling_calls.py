@@ -117,11 +117,7 @@ def test_fused_sigmoid_gelu_is_refused_where_its_output_is_ambiguous():
 def legacy_stack(width, height, channels=1, **fields):
     fields = {"row_stride": width, "image_stride": width * height, **fields}
     return c.BNNSImageStackDescriptor(
-        width=width,
-        height=height,
-        channels=channels,
-        data_type=c.BNNSDataTypeFloat32,
-        **fields,
+        width=width, height=height, channels=channels, data_type=c.BNNSDataTypeFloat32, **fields
     )
 
 

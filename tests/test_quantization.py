@@ -246,9 +246,11 @@ def quantizer(**fields):
 def test_c_per_sample_of_a_batch():
     x, y = np.float32([[1, 2, 3], [4, 5, 6]]), np.zeros((2, 3), np.int8)
     parameters, _ = quantizer(
-        i_desc=vector(3, data=x), o_desc=vector(3, "int8", data=y), axis_mask=2,
+        i_desc=vector(3, data=x),
+        o_desc=vector(3, "int8", data=y),
+        axis_mask=2,
         scale=vector(2, data=np.float32([1, 10])),
-    )  # fmt: skip
+    )
     assert c.BNNSDirectApplyQuantizer(parameters, None, 2, 3, 3) == 0, c.last_error()
     np.testing.assert_array_equal(y, [[1, 2, 3], [40, 50, 60]])
 

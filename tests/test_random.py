@@ -1,6 +1,5 @@
 """Random generators: the stream by the book, distributions, states, words and failures."""
 
-
 import numpy as np
 import openbnns
 import pytest
@@ -93,9 +92,7 @@ def test_state_replays():
     again = [rng.normal(0, 1, 9), rng.integers(0, 9, 5)]
     other = RandomGenerator(2)
     other.state = state
-    for a, b, c in zip(
-        first, again, [other.normal(0, 1, 9), other.integers(0, 9, 5)], strict=True
-    ):
+    for a, b, c in zip(first, again, [other.normal(0, 1, 9), other.integers(0, 9, 5)], strict=True):
         assert_same_bits(a, b)
         assert_same_bits(a, c)
     with pytest.raises(LayerApplyError, match="state: expected 40 bytes; got 3"):
@@ -113,9 +110,10 @@ def test_state_replays():
             st.integers(1, 5),  # threads
             st.booleans(),  # the rest comes from another generator that took over the state
         ),
-        min_size=1, max_size=6,
+        min_size=1,
+        max_size=6,
     ),
-)  # fmt: skip
+)
 def test_a_stream_survives_threads_chunks_and_restores(seed, draws):
     """What a generator gives depends on its seed and on what was drawn before, on nothing else."""
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import openbnns
@@ -73,3 +74,17 @@ def test_examples_run(example):
     run = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert run.stdout
+
+
+def test_version_stands_once():
+    """In CMakeLists.txt; the package has it from there, and the changelog a heading per release."""
+    root = README.parent
+    said = re.search(r"project\(openbnns VERSION (\S+)", (root / "CMakeLists.txt").read_text())
+    assert openbnns.__version__ == said[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert "version" not in project
+    assert "version" in project["dynamic"]
+    headings = re.findall(r"^## (.*)$", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0].split(",")[0] == said[1]
+    for heading in headings:
+        assert re.fullmatch(r"\d+\.\d+\.\d+, (unreleased|\d{4}-\d\d-\d\d)", heading)

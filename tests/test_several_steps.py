@@ -99,9 +99,19 @@ def test_samples_of_rows_and_frozen_networks(runs):
 
 @pytest.mark.parametrize(
     "kind",
-    ["memory map", "float64", "strides", "rows of zeros and ones", "own block", "own network",
-     "class weights", "micro batches", "iterable", "large"],
-)  # fmt: skip
+    [
+        "memory map",
+        "float64",
+        "strides",
+        "rows of zeros and ones",
+        "own block",
+        "own network",
+        "class weights",
+        "micro batches",
+        "iterable",
+        "large",
+    ],
+)
 def test_all_else_is_done_one_by_one(runs, monkeypatch, tmp_path, kind):
     class Counted(Network):
         def train_step(self, *given, **options):
@@ -156,9 +166,13 @@ def test_a_step_that_fails_says_so_and_changes_as_much(runs, what, shuffle):
         network = Network([Dense(4, "tanh"), Dense(3)])
         with pytest.raises(openbnns.BNNSError) as caught:
             network.fit(
-                x, labels, batch_size=8, shuffle=shuffle, learning_rate=cosine(0.01, 8),
+                x,
+                labels,
+                batch_size=8,
+                shuffle=shuffle,
+                learning_rate=cosine(0.01, 8),
                 callbacks=callbacks,
-            )  # fmt: skip
+            )
         assert isinstance(caught.value, TrainingError) == (what != "class")
         left.append((type(caught.value), str(caught.value), everything(network)))
     assert left[0] == left[1]

@@ -32,7 +32,7 @@ def same_for_all(results):
 
 
 # channels, side, outputs, kernel, stride, batch: Winograd's way with weights made at once, with
-# weights made by panel, sums apart and shared, the same for stride 2, and the direct way
+# weights made by panel, sums apart and shared, and the direct way
 CONVOLUTIONS = [
     (64, 24, 64, 3, 1, 6),
     (48, 13, 80, 3, 1, 5),
@@ -48,9 +48,13 @@ CONVOLUTIONS = [
 def test_convolution_has_the_same_bits(shape):
     channels, side, outputs, kernel, stride, batch = shape
     layer = bnns.ConvolutionLayer(
-        values(outputs, channels, kernel, kernel, seed=1), input=(channels, side, side),
-        stride=stride, padding=kernel // 2, bias=values(outputs, seed=2), activation="relu",
-    )  # fmt: skip
+        values(outputs, channels, kernel, kernel, seed=1),
+        input=(channels, side, side),
+        stride=stride,
+        padding=kernel // 2,
+        bias=values(outputs, seed=2),
+        activation="relu",
+    )
     x = values(batch, channels, side, side)
     y = layer.apply(x)
     grad = values(*y.shape, seed=3)
@@ -68,9 +72,13 @@ def test_convolution_has_the_same_bits(shape):
 def test_batch_norm_has_the_same_bits(side, activation, borrow):
     channels, batch = 131_072 // (16 * side**2) + 3, 17
     layer = bnns.NormalizationLayer(
-        "batch", input=(channels, side, side), beta=values(channels, seed=1),
-        gamma=values(channels, seed=2), activation=activation, borrow_input=borrow,
-    )  # fmt: skip
+        "batch",
+        input=(channels, side, side),
+        beta=values(channels, seed=1),
+        gamma=values(channels, seed=2),
+        activation=activation,
+        borrow_input=borrow,
+    )
     x, grad = values(batch, channels, side, side), values(batch, channels, side, side, seed=3)
 
     def results():

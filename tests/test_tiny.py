@@ -57,9 +57,9 @@ def test_attention_forward_and_backward():
     query, rows = np.zeros((1, 1, 1), np.float32), np.float32([[[1], [3]]])
     y, cache = layer.apply(query, rows, rows, cache=True)
     np.testing.assert_array_equal(y, [[[4]]])
-    grads = layer.apply_backward(query, rows, rows, np.ones_like(y), cache=cache)
-    np.testing.assert_array_equal(grads.value.input, [[[1], [1]]])
-    np.testing.assert_array_equal(grads.query.input, [[[2]]])
+    grads = layer.apply_backward(query, rows, rows, y, np.ones_like(y), cache=cache)
+    np.testing.assert_array_equal(grads.value, [[[1], [1]]])
+    np.testing.assert_array_equal(grads.query, [[[2]]])
 
 
 def test_fully_connected_forward_and_backward():

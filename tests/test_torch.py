@@ -63,9 +63,11 @@ LAYERS = {
     "gelu": ((5, 4), Activate("gelu"), nn.GELU),
     "silu": ((5, 4), Activate("silu"), nn.SiLU),
     "flatten": (
-        IMAGES, [Flatten(), Dense(2)], lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 2)),
+        IMAGES,
+        [Flatten(), Dense(2)],
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(126, 2)),
     ),
-}  # fmt: skip
+}
 
 
 def tensor(*shape, seed=0):
@@ -125,8 +127,10 @@ GRAPHS = {
     "sum": ((4, 6), [Branch([Dense(6, "tanh"), Dense(6)], [])]),
     "side by side": (
         IMAGES,
-        [Branch([Convolution(4, 3, padding=1)], [Activate("relu")], [], join="concatenate"),
-         Dense(3)],
+        [
+            Branch([Convolution(4, 3, padding=1)], [Activate("relu")], [], join="concatenate"),
+            Dense(3),
+        ],
     ),
     "transformer": (
         SEQUENCES,
@@ -137,7 +141,7 @@ GRAPHS = {
             Rows(Dense(3)),
         ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -265,9 +269,7 @@ FUNCTIONS = {
         [(2, 3, 4, 5)],
         lambda x: torch.einsum("nchw,ndhw->ncd", x, x),
     ),
-    "one argument": (
-        lambda: openbnns.UnaryArithmeticLayer("exp", input=(4,)), [(3, 4)], torch.exp,
-    ),
+    "one argument": (lambda: openbnns.UnaryArithmeticLayer("exp", input=(4,)), [(3, 4)], torch.exp),
     "two arguments": (
         lambda: openbnns.BinaryArithmeticLayer(
             "multiply", input_a=(2, 3), input_b=(1, 3), activation="tanh"
@@ -286,10 +288,11 @@ FUNCTIONS = {
         lambda x: x.softmax(1),
     ),
     "pooling": (
-        lambda: openbnns.PoolingLayer("max", input=(3, 7, 6), kernel_size=2), [IMAGES],
+        lambda: openbnns.PoolingLayer("max", input=(3, 7, 6), kernel_size=2),
+        [IMAGES],
         nn.MaxPool2d(2),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

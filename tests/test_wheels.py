@@ -14,9 +14,11 @@ NAMES = {
     "openbnns-0.1.0-cp311-abi3-musllinux_1_2_aarch64.whl": ("_core.abi3.so", "lib/libopenbnns.so"),
     "openbnns-0.1.0-cp311-abi3-macosx_11_0_arm64.whl": ("_core.abi3.so", "lib/libopenbnns.dylib"),
     "openbnns-0.1.0-cp311-abi3-win_amd64.whl": (
-        "_core.pyd", "libopenbnns.dll", "lib/libopenbnns.dll.a",
+        "_core.pyd",
+        "libopenbnns.dll",
+        "lib/libopenbnns.dll.a",
     ),
-}  # fmt: skip
+}
 INFO = "openbnns-0.1.0.dist-info"
 
 

@@ -356,9 +356,14 @@ class _Network:
         channels = [len(stage.weights) for stage in case.stages]
         has_bias = case.stages[0].bias is not None, case.fc_bias is not None
         self._handle = _library.onednn_network(
-            layout.encode(), *_sizes(case.image), len(channels), *_sizes(channels),
-            len(case.fc_weights), *has_bias, case.epsilon,
-        )  # fmt: skip
+            layout.encode(),
+            *_sizes(case.image),
+            len(channels),
+            *_sizes(channels),
+            len(case.fc_weights),
+            *has_bias,
+            case.epsilon,
+        )
         if not self._handle:
             raise RuntimeError("oneDNN: " + _library.onednn_error().decode())
         self._case, self._name = case, f"onednn {'blocked' if layout == 'any' else layout}"

@@ -63,10 +63,11 @@ def _convolution(case, x, w, dy, layout):
     if case.transposed:
         axes = zip(case.output_shape[2:], case.image[2:], strict=True)
         surplus = [
-            out - (case.stride[k] * (size - 1) + case.dilation[k] * (case.kernel[k] - 1) + 1)
+            out
+            - (case.stride[k] * (size - 1) + case.dilation[k] * (case.kernel[k] - 1) + 1)
             + sum(case.padding[k])
             for k, (out, size) in enumerate(axes)
-        ]  # fmt: skip
+        ]
     window = (case.stride, padding_pair(case), case.dilation, case.transposed, surplus, case.groups)
 
     def forward():
@@ -157,9 +158,7 @@ def matmul(case, a, b, dy, compiled):
         return _plain(y, da, db)
 
     raw = Contender("torch out=", forward, backward, result)
-    return [
-        *_autograd("eager", lambda a, b: torch.bmm(*whole(a, b)), (ta, tb), tdy, compiled), raw
-    ]
+    return [*_autograd("eager", lambda a, b: torch.bmm(*whole(a, b)), (ta, tb), tdy, compiled), raw]
 
 
 def normalization(case, x, dy, compiled):
@@ -230,10 +229,25 @@ def attention(case, p, dy, compiled):
 
     def layer(q, k, v, wq, wk, wv, wo, bq, bk, bv, bo):
         y, _ = F.multi_head_attention_forward(
-            q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), case.model, heads, None,
-            torch.cat([bq, bk, bv]), None, None, False, 0.0, wo, bo, need_weights=False,
-            use_separate_proj_weight=True, q_proj_weight=wq, k_proj_weight=wk, v_proj_weight=wv,
-        )  # fmt: skip
+            q.transpose(0, 1),
+            k.transpose(0, 1),
+            v.transpose(0, 1),
+            case.model,
+            heads,
+            None,
+            torch.cat([bq, bk, bv]),
+            None,
+            None,
+            False,
+            0.0,
+            wo,
+            bo,
+            need_weights=False,
+            use_separate_proj_weight=True,
+            q_proj_weight=wq,
+            k_proj_weight=wk,
+            v_proj_weight=wv,
+        )
         return y.transpose(0, 1)
 
     tdy = torch.from_numpy(dy)

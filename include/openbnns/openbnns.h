@@ -14,6 +14,9 @@ OBN_C_BEGIN
 /* Receives the sentence of a failed call. user is the pointer given at registration. */
 typedef void (*obn_log_callback)(const char *message, void *user);
 
+/* Says whether the call under way is to be given up: 1, or 0. user is the pointer given at registration. */
+typedef int (*obn_interrupt_callback)(void *user);
+
 /* Version of the library, "major.minor.patch". */
 OBN_API const char *obn_version(void);
 
@@ -28,6 +31,15 @@ OBN_API void obn_clear_error(void);
  * switches it off.
  * May be NULL: callback, user. */
 OBN_API void obn_set_log_callback(obn_log_callback callback, void *user);
+
+/* Registers a function that long calls ask whether to go on, about every 50 ms, on the thread that made the
+ * call. Once it returns anything but 0 the call stops computing and returns -1: its outputs (gradients,
+ * updated parameters) are incomplete, running statistics are as before the call or as after it, and a
+ * filter has forgotten what its last training call kept. Filters, generators and threads are as usable as
+ * ever. Functions that create or destroy never ask, nor do calls that take a millisecond. The callback may
+ * call the library, but not on the filter whose call asks. A NULL callback, the default, switches it off.
+ * May be NULL: callback, user. */
+OBN_API void obn_set_interrupt_callback(obn_interrupt_callback callback, void *user);
 
 /* Upper limit of threads used by one call; 0 means the number of cores. Results do not depend on
  * it. */
@@ -67,10 +79,9 @@ OBN_API int obn_filter_set_matmul_precision(BNNSFilter filter, int precision);
 /* Seeds the process-wide generator behind the Gumbel activations. */
 OBN_API void obn_set_seed(uint64_t seed);
 
-/* Whether convolutions may use Winograd's algorithm (3x3 kernels of stride 1, kernels of 3 or 4 of stride
- * 2), which is faster but lets an infinity, a NaN or a huge value reach outputs up to 5 columns and rows
- * away, or up to 7 with stride 2. on is 1 or 0. The default is 1, or what OPENBNNS_WINOGRAD says. Returns
- * 0, or -1 for another number. */
+/* Whether convolutions may use Winograd's algorithm (3x3 kernels of stride 1), which is faster but lets
+ * an infinity, a NaN or a huge value reach outputs up to 5 columns and rows away. on is 1 or 0. The default
+ * is 1, or what OPENBNNS_WINOGRAD says. Returns 0, or -1 for another number. */
 OBN_API int obn_set_winograd(int on);
 
 /* The setting in force, 1 or 0. */
@@ -83,13 +94,24 @@ OBN_API int obn_filter_set_winograd(BNNSFilter filter, int on);
 /* Bytes that the filter's calls with this batch size hold while they run, at most: packed or expanded
  * weights, half types as float32, partial sums. The block belongs to the calling thread and is shared by
  * all filters it calls. Arguments are taken to lie like the descriptors given at creation. Returns
- * SIZE_MAX on failure. */
+ * SIZE_MAX on failure, also where so many samples cannot be addressed. */
 OBN_API size_t obn_filter_work_bytes(BNNSFilter filter, size_t batch_size);
 
 /* Bytes that a training call of a normalization or fused filter with this batch size keeps until the
  * gradients are computed; 0 for filters that keep nothing. They belong to the filter, come from its
- * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure. */
+ * allocation callback and are used again by the next training call. Returns SIZE_MAX on failure, as
+ * above. */
 OBN_API size_t obn_filter_kept_bytes(BNNSFilter filter, size_t batch_size);
+
+/* What a filter's calls with this batch size run: one line of key=value pairs, apart by blanks, for people
+ * and logs. Always there are family, forward (the algorithm), backward or, where weights have an algorithm
+ * of their own, input_gradient and weight_gradient, target (obn_isa), threads (the most a call takes),
+ * batch, saved_bytes (obn_filter_kept_bytes) and workspace_bytes (obn_filter_work_bytes); mostly there are
+ * kind, input and output too. Which names there are may change with any version.
+ * Writes at most capacity bytes, the NUL included, and returns the length of the whole line without it, as
+ * snprintf does; or -1 on failure, where text is left alone.
+ * May be NULL: text, if capacity is 0. */
+OBN_API int obn_filter_describe(BNNSFilter filter, size_t batch_size, char *text, size_t capacity);
 
 /* Whether a normalization filter borrows the input of a training call, 1, instead of copying it, 0 (the
  * default). What is borrowed stays the caller's and has to stay as it is until the gradients have been

@@ -19,6 +19,7 @@ from . import _core
 from ._activations import Activation
 from ._config import config
 from ._errors import (
+    ArgumentError,
     ArrayError,
     BNNSError,
     CheckpointError,
@@ -29,11 +30,14 @@ from ._errors import (
     OptimizerStepError,
     TrainingError,
 )
-from ._layer import BinaryLayer, InputGradients, Layer, UnaryLayer
+from ._layer import BinaryLayer, InputGradients, Layer, LayerDescription, UnaryLayer
 from ._paths import cmake_dir, include_dir, library_path
 from ._spec import PRECISIONS as _PRECISIONS
 from ._spec import ArraySpec, empty
 from ._spec import data_type_of as dtype
+from ._spoken import is_whole as _is_whole
+from ._spoken import shown as _shown
+from ._spoken import spoken as _spoken_as
 from .activation import ActivationGradients, ActivationLayer, activation, convert
 from .arithmetic import (
     BinaryArithmeticLayer,
@@ -42,13 +46,7 @@ from .arithmetic import (
     TernaryGradients,
     UnaryArithmeticLayer,
 )
-from .attention import (
-    AttentionCache,
-    AttentionGradients,
-    MultiheadAttention,
-    Projection,
-    ProjectionGradients,
-)
+from .attention import AttentionCache, AttentionGradients, MultiheadAttention, Projection
 from .clip import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -64,6 +62,7 @@ from .fully_connected import FullyConnectedLayer, SparseWeights
 from .fused import (
     FusableLayerParameters,
     FusedBinaryArithmeticParameters,
+    FusedBinaryGradients,
     FusedConvolutionNormalizationLayer,
     FusedConvolutionParameters,
     FusedDequantizationParameters,
@@ -76,6 +75,7 @@ from .fused import (
     FusedPoolingParameters,
     FusedQuantizationParameters,
     FusedTernaryArithmeticParameters,
+    FusedTernaryGradients,
     FusedUnaryArithmeticParameters,
 )
 from .loss import Loss, LossLayer, YoloParameters
@@ -112,6 +112,7 @@ __all__ = [
     "ActivationLayer",
     "AdamOptimizer",
     "AdamWOptimizer",
+    "ArgumentError",
     "ArrayError",
     "ArraySpec",
     "AttentionCache",
@@ -132,6 +133,7 @@ __all__ = [
     "FullyConnectedLayer",
     "FusableLayerParameters",
     "FusedBinaryArithmeticParameters",
+    "FusedBinaryGradients",
     "FusedConvolutionNormalizationLayer",
     "FusedConvolutionParameters",
     "FusedDequantizationParameters",
@@ -144,6 +146,7 @@ __all__ = [
     "FusedPoolingParameters",
     "FusedQuantizationParameters",
     "FusedTernaryArithmeticParameters",
+    "FusedTernaryGradients",
     "FusedUnaryArithmeticParameters",
     "GradientReport",
     "GramLayer",
@@ -151,6 +154,7 @@ __all__ = [
     "Layer",
     "LayerApplyError",
     "LayerCreationError",
+    "LayerDescription",
     "Loss",
     "LossLayer",
     "MultiheadAttention",
@@ -164,7 +168,6 @@ __all__ = [
     "PoolingGradients",
     "PoolingLayer",
     "Projection",
-    "ProjectionGradients",
     "RMSPropOptimizer",
     "RandomGenerator",
     "SGDMomentumOptimizer",
@@ -275,7 +278,7 @@ def set_num_threads(n: int | None) -> None:
         n: the limit; None or 0 is the number of cores.
 
     Raises:
-        ValueError: n is negative.
+        ArgumentError: n is negative or no whole number.
 
     Examples:
         >>> import openbnns
@@ -286,8 +289,8 @@ def set_num_threads(n: int | None) -> None:
 
     See also: ``obn_set_num_threads``.
     """
-    if n is not None and n < 0:
-        raise ValueError(f"[set_num_threads] n: expected None or at least 0; got {n}")
+    if n is not None and (not _is_whole(n) or n < 0):
+        raise ArgumentError(f"[set_num_threads] n: expected None or at least 0; got {_shown(n)}")
     _core.set_num_threads(n or 0)
 
 
@@ -312,7 +315,7 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
             AVX512_BF16, AMX or FEAT_BF16 of ARM.
 
     Raises:
-        ValueError: any other word.
+        ArgumentError: any other word.
 
     Examples:
         >>> import openbnns
@@ -322,10 +325,10 @@ def set_matmul_precision(precision: Literal["highest", "high", "medium"]) -> Non
 
     See also: ``obn_set_matmul_precision``.
     """
-    if precision not in _PRECISIONS:
-        raise ValueError(
+    if not isinstance(precision, str) or precision not in _PRECISIONS:
+        raise ArgumentError(
             f"[set_matmul_precision] precision: expected one of {', '.join(_PRECISIONS)}; "
-            f"got {precision!r}"
+            f"got {_shown(precision)}"
         )
     _core.set_matmul_precision(_PRECISIONS.index(precision))
 
@@ -338,13 +341,13 @@ def get_winograd() -> bool:
     return _core.get_winograd()
 
 
+@_spoken_as()
 def set_winograd(allowed: bool) -> None:
     """Allow or forbid Winograd's algorithm where a convolution layer says nothing itself.
 
-    It does 3×3 convolutions with steps of 1, and those of 3 or 4 taps with steps of 2, with fewer
-    multiplications. Rounding errors grow a little, and an infinite or NaN input spoils the whole
-    tile of results around it. True at the start, unless the environment says
-    ``OPENBNNS_WINOGRAD=0``. It holds for existing layers too.
+    It does 3×3 convolutions with steps of 1 with fewer multiplications. Rounding errors grow a
+    little, and an infinite or NaN input spoils the whole tile of results around it. True at the
+    start, unless the environment says ``OPENBNNS_WINOGRAD=0``. It holds for existing layers too.
 
     Args:
         allowed: True or False.
@@ -361,11 +364,15 @@ def set_winograd(allowed: bool) -> None:
     _core.set_winograd(allowed)
 
 
+@_spoken_as()
 def set_seed(seed: int) -> None:
     """Seed the process-wide generator behind the Gumbel activations.
 
     Args:
         seed: 0 … 2**64 − 1.
+
+    Raises:
+        ArgumentError: it is no such number.
 
     See also: ``obn_set_seed``.
     """

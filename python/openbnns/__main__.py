@@ -57,9 +57,7 @@ def check(as_json: bool = False) -> int:
 def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(
-                f"expected a number of at least {least}; got {text!r}"
-            )
+            raise argparse.ArgumentTypeError(f"expected a number of at least {least}; got {text!r}")
         return int(text)
 
     return number
@@ -92,9 +90,10 @@ def _parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, help=does, description=said)
 
     demo = command(
-        "demo", "train two networks that read digits",
+        "demo",
+        "train two networks that read digits",
         "Ctrl-C leaves a checkpoint. Exit code 1 when files cannot be read or written.",
-    )  # fmt: skip
+    )
     demo.add_argument("--seed", type=_at_least(0), default=0, help="of everything random (0)")
     demo.add_argument("--epochs", type=_at_least(1), default=8, help="on the handwriting (8)")
     folder = Path("openbnns-demo")
@@ -105,9 +104,10 @@ def _parser() -> argparse.ArgumentParser:
         "check", "compare all gradients with differences", "Exit code 1 when one is wrong."
     )
     bench = command(
-        "bench", "time training beside the installed libraries",
+        "bench",
+        "time training beside the installed libraries",
         "Exit code 1 when one of them computes something else.",
-    )  # fmt: skip
+    )
     bench.add_argument("--threads", type=_at_least(1), help="of all libraries (ours as it is set)")
     peers = ",".join(PEERS)
     bench.add_argument("--against", type=_peers, default=PEERS, help=f"names out of {peers} (all)")

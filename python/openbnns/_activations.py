@@ -8,10 +8,12 @@ from math import pi, sqrt
 from typing import Any, ClassVar, TypeAlias
 
 from ._errors import LayerCreationError
+from ._spoken import spoken
 
 ActivationLike: TypeAlias = "str | Activation | None"
 
 
+@spoken(LayerCreationError)
 class Activation:
     """An activation function with its parameters.
 
@@ -72,9 +74,13 @@ class Activation:
     ) -> None:
         alpha, beta = (*parameters, 0.0, 0.0)[:2]
         values = {
-            "name": name, "alpha": float(alpha), "beta": float(beta), "_code": code,
-            "_parameters": len(parameters), "_integers": integers,
-        }  # fmt: skip
+            "name": name,
+            "alpha": float(alpha),
+            "beta": float(beta),
+            "_code": code,
+            "_parameters": len(parameters),
+            "_integers": integers,
+        }
         for field, value in values.items():
             object.__setattr__(self, field, value)
 
@@ -289,10 +295,23 @@ class Activation:
 
 
 for _name, _code in {
-    "abs": 6, "erf": 33, "gelu": 34, "gelu_approximation_sigmoid": 35, "identity": 0,
-    "log_sigmoid": 22, "log_softmax": 21, "rectified_linear": 1, "relu6": 32, "selu": 23,
-    "sigmoid": 3, "silu": 31, "softmax": 11, "softsign": 17, "tanh": 4, "tanh_shrink": 27,
-}.items():  # fmt: skip
+    "abs": 6,
+    "erf": 33,
+    "gelu": 34,
+    "gelu_approximation_sigmoid": 35,
+    "identity": 0,
+    "log_sigmoid": 22,
+    "log_softmax": 21,
+    "rectified_linear": 1,
+    "relu6": 32,
+    "selu": 23,
+    "sigmoid": 3,
+    "silu": 31,
+    "softmax": 11,
+    "softsign": 17,
+    "tanh": 4,
+    "tanh_shrink": 27,
+}.items():
     setattr(Activation, _name, Activation(_name, _code))
 Activation.relu = Activation.rectified_linear
 Activation.swish = Activation.silu

@@ -17,6 +17,7 @@ class Filter:
     @property
     def handle(self) -> int: ...
     def close(self) -> None: ...
+    def describe(self, batch: int, /) -> str: ...
 
 @final
 class Parameter:
@@ -42,7 +43,6 @@ def repeat(
     /,
 ) -> int: ...
 def require_finite(name: str, value: Array, /) -> None: ...
-
 def activation_create(
     name: str,
     input: Operand,
@@ -114,13 +114,7 @@ def clip_global_norm(
     /,
 ) -> list[Any]: ...
 def clip_compute_norm(
-    name: str,
-    input: Operand,
-    output: Operand,
-    x: Array,
-    out: Array | None,
-    axis_flags: int,
-    /,
+    name: str, input: Operand, output: Operand, x: Array, out: Array | None, axis_flags: int, /
 ) -> Any: ...
 def clip_norm_backward(
     name: str,
@@ -138,12 +132,7 @@ def convolution_create(
     name: str, description: Description, winograd: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_create(
-    name: str,
-    description: Description,
-    precision: int,
-    threads: int,
-    copy_parameters: bool,
-    /,
+    name: str, description: Description, precision: int, threads: int, copy_parameters: bool, /
 ) -> Filter: ...
 def fully_connected_sparsify(
     name: str,
@@ -170,9 +159,7 @@ def fused_create(
     copy_parameters: bool,
     /,
 ) -> Filter: ...
-def fused_apply(
-    filter: Filter, out: Array | None, training: bool, /, *inputs: Array
-) -> Any: ...
+def fused_apply(filter: Filter, out: Array | None, training: bool, /, *inputs: Array) -> Any: ...
 def fused_backward(
     filter: Filter,
     y: Array | None,
@@ -180,7 +167,7 @@ def fused_backward(
     accumulate: int,
     /,
     *inputs_and_gradients: Any,
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]: ...
+) -> tuple[Any, ...]: ...
 def fused_work_bytes(filter: Filter, batch: int, /) -> int: ...
 def fused_kept_bytes(filter: Filter, batch: int, /) -> int: ...
 def attention_create(
@@ -189,11 +176,11 @@ def attention_create(
     key: Description,
     value: Description,
     output: Description,
-    key_bias_operand: Operand,
-    value_bias_operand: Operand,
+    key_attention_bias_operand: Operand,
+    value_attention_bias_operand: Operand,
     mask: Operand,
-    key_bias: Array | None,
-    value_bias: Array | None,
+    key_attention_bias: Array | None,
+    value_attention_bias: Array | None,
     add_zero: bool,
     dropout: float,
     seed: int,
@@ -260,9 +247,7 @@ def contraction_create(
 def gram_create(
     name: str, input: Operand, output: Operand, threads: int, alpha: float, /
 ) -> Filter: ...
-def matmul_apply(
-    filter: Filter, a: Array | None, b: Array | None, out: Array | None, /
-) -> Any: ...
+def matmul_apply(filter: Filter, a: Array | None, b: Array | None, out: Array | None, /) -> Any: ...
 def matmul_backward(
     filter: Filter,
     a: Array | None,
@@ -307,9 +292,7 @@ def normalization_create(
     borrow_input: bool,
     /,
 ) -> Filter: ...
-def normalization_apply(
-    filter: Filter, x: Array, out: Array | None, training: bool, /
-) -> Any: ...
+def normalization_apply(filter: Filter, x: Array, out: Array | None, training: bool, /) -> Any: ...
 def normalization_backward(
     filter: Filter,
     y: Array | None,
@@ -350,31 +333,13 @@ def random_create(seed: int | None, threads: int, /) -> Generator: ...
 def random_get_state(generator: Generator, /) -> bytes: ...
 def random_set_state(generator: Generator, state: bytes, /) -> None: ...
 def random_uniform(
-    generator: Generator,
-    name: str,
-    operand: Operand,
-    out: Array | None,
-    low: float,
-    high: float,
-    /,
+    generator: Generator, name: str, operand: Operand, out: Array | None, low: float, high: float, /
 ) -> Any: ...
 def random_normal(
-    generator: Generator,
-    name: str,
-    operand: Operand,
-    out: Array | None,
-    mean: float,
-    std: float,
-    /,
+    generator: Generator, name: str, operand: Operand, out: Array | None, mean: float, std: float, /
 ) -> Any: ...
 def random_integers(
-    generator: Generator,
-    name: str,
-    operand: Operand,
-    out: Array | None,
-    low: int,
-    high: int,
-    /,
+    generator: Generator, name: str, operand: Operand, out: Array | None, low: int, high: int, /
 ) -> Any: ...
 def random_categorical(
     generator: Generator,
@@ -405,7 +370,7 @@ def loss_apply(
     weights: Array | None,
     out: Array | None,
     input_gradient: GradientTarget,
-    accumulate: bool,
+    accumulate: int,
     /,
 ) -> Any: ...
 def loss_backward(
@@ -416,7 +381,7 @@ def loss_backward(
     weights: Array | None,
     grad_output: Array,
     input_gradient: GradientTarget,
-    accumulate: bool,
+    accumulate: int,
     /,
 ) -> Any: ...
 def pooling_create(
@@ -433,12 +398,7 @@ def pooling_create(
     /,
 ) -> Filter: ...
 def pooling_apply(
-    filter: Filter,
-    x: Array,
-    out: Array | None,
-    indices: Array | None,
-    return_indices: bool,
-    /,
+    filter: Filter, x: Array, out: Array | None, indices: Array | None, return_indices: bool, /
 ) -> Any: ...
 def pooling_backward(
     filter: Filter,
@@ -473,5 +433,7 @@ def set_matmul_precision(precision: int, /) -> None: ...
 def get_winograd() -> bool: ...
 def set_winograd(allowed: bool, /) -> None: ...
 def set_seed(seed: int, /) -> None: ...
+def forget_calls() -> None: ...
+def watch_signals(main_thread: int, /) -> None: ...
 def is_implemented(function: str, /) -> int: ...
 def library_path() -> str: ...

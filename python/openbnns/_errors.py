@@ -11,6 +11,10 @@ class LayerCreationError(BNNSError, ValueError):
     """A layer cannot be made from these arguments (the C creator returned NULL)."""
 
 
+class ArgumentError(BNNSError, ValueError, TypeError):
+    """A number, a word or a function is not what an argument can be."""
+
+
 class LayerApplyError(BNNSError, RuntimeError):
     """A call on a layer failed (the C function returned an error), or the layer is closed."""
 
@@ -40,7 +44,15 @@ class CopyWarning(UserWarning):
 
 
 for _class in (
-    BNNSError, LayerCreationError, LayerApplyError, OptimizerStepError, ArrayError, DTypeError,
-    TrainingError, CheckpointError, CopyWarning,
-):  # fmt: skip
+    ArgumentError,
+    BNNSError,
+    LayerCreationError,
+    LayerApplyError,
+    OptimizerStepError,
+    ArrayError,
+    DTypeError,
+    TrainingError,
+    CheckpointError,
+    CopyWarning,
+):
     _class.__module__ = "openbnns"  # tracebacks name them as users import them

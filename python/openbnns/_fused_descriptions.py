@@ -81,9 +81,18 @@ def describe_first(
         raise LayerCreationError(f"[{where}] input: expected the shape of a sample; got None")
     spec = spec_of(where, "input", value)
     description, between = convolution.describe(
-        where, spec, _between(spec, second, output), first.weights, first.bias, first.stride,
-        first.padding, first.dilation, first.groups, "identity", first.transposed,
-    )  # fmt: skip
+        where,
+        spec,
+        _between(spec, second, output),
+        first.weights,
+        first.bias,
+        first.stride,
+        first.padding,
+        first.dilation,
+        first.groups,
+        "identity",
+        first.transposed,
+    )
     return _CONVOLUTION, description, (spec,), between
 
 
@@ -133,9 +142,17 @@ def describe_second(
     """Type, description and the spec of the output."""
     if isinstance(second, FusedNormalizationParameters):
         description = normalization.describe(
-            where, second.normalization, between, second.beta, second.gamma, second.moving_mean,
-            second.moving_variance, second.momentum, second.epsilon, second.activation,
-        )  # fmt: skip
+            where,
+            second.normalization,
+            between,
+            second.beta,
+            second.gamma,
+            second.moving_mean,
+            second.moving_variance,
+            second.momentum,
+            second.epsilon,
+            second.activation,
+        )
         return _NORM, description, between if output is None else output
     assert isinstance(second, FusedQuantizationParameters)
     if output is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from ._activations import ActivationLike
+from ._errors import LayerCreationError
 from ._spec import Array, Padding, Pair
+from ._spoken import spoken
 from .arithmetic import Kind
 from .normalization import Normalization, NormalizationLike
 from .pooling import Pooling, PoolingLike
-
-INPUT_NAMES = ("a", "b", "c")  # of several inputs
 
 
 class FusableLayerParameters:
@@ -40,6 +40,7 @@ class FusableLayerParameters:
         return f"{type(self).__name__}({fields})"
 
 
+@spoken(LayerCreationError)
 class FusedConvolutionParameters(FusableLayerParameters):
     """A convolution as the first of two layers.
 
@@ -58,8 +59,15 @@ class FusedConvolutionParameters(FusableLayerParameters):
     """
 
     __slots__ = (
-        "bias", "dilation", "groups", "padding", "stride", "transposed", "weights", "winograd",
-    )  # fmt: skip
+        "bias",
+        "dilation",
+        "groups",
+        "padding",
+        "stride",
+        "transposed",
+        "weights",
+        "winograd",
+    )
 
     weights: Array
     bias: Array | None
@@ -83,11 +91,18 @@ class FusedConvolutionParameters(FusableLayerParameters):
         winograd: bool | None = None,
     ) -> None:
         self._keep(
-            weights=weights, bias=bias, stride=stride, dilation=dilation, groups=groups,
-            padding=padding, transposed=transposed, winograd=winograd,
-        )  # fmt: skip
+            weights=weights,
+            bias=bias,
+            stride=stride,
+            dilation=dilation,
+            groups=groups,
+            padding=padding,
+            transposed=transposed,
+            winograd=winograd,
+        )
 
 
+@spoken(LayerCreationError)
 class FusedFullyConnectedParameters(FusableLayerParameters):
     """A fully connected layer as the first of two layers.
 
@@ -112,6 +127,7 @@ class FusedFullyConnectedParameters(FusableLayerParameters):
         self._keep(weights=weights, bias=bias)
 
 
+@spoken(LayerCreationError)
 class FusedNormalizationParameters(FusableLayerParameters):
     """A normalization as the second of two layers.
 
@@ -129,9 +145,15 @@ class FusedNormalizationParameters(FusableLayerParameters):
     """
 
     __slots__ = (
-        "activation", "beta", "epsilon", "gamma", "momentum", "moving_mean", "moving_variance",
+        "activation",
+        "beta",
+        "epsilon",
+        "gamma",
+        "momentum",
+        "moving_mean",
+        "moving_variance",
         "normalization",
-    )  # fmt: skip
+    )
 
     normalization: Normalization
     beta: Array | None
@@ -166,6 +188,7 @@ class FusedNormalizationParameters(FusableLayerParameters):
         )
 
 
+@spoken(LayerCreationError)
 class FusedPoolingParameters(FusableLayerParameters):
     """A pooling as the third layer, behind a normalization of images. Apple's fused layers have
     none.
@@ -201,11 +224,16 @@ class FusedPoolingParameters(FusableLayerParameters):
         activation: ActivationLike = "identity",
     ) -> None:
         self._keep(
-            pooling=Pooling.of(pooling, type(self).__name__), kernel_size=kernel_size,
-            stride=stride, padding=padding, dilation=dilation, activation=activation,
-        )  # fmt: skip
+            pooling=Pooling.of(pooling, type(self).__name__),
+            kernel_size=kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            activation=activation,
+        )
 
 
+@spoken(LayerCreationError)
 class FusedQuantizationParameters(FusableLayerParameters):
     """Integers as the second of two layers: scale·z + bias, rounded, saturated.
 
@@ -237,6 +265,7 @@ class FusedQuantizationParameters(FusableLayerParameters):
         self._keep(scale=scale, bias=bias, axis=axis)
 
 
+@spoken(LayerCreationError)
 class FusedDequantizationParameters(FusedQuantizationParameters):
     """The way back as the second of two layers: (z − bias) / scale.
 
@@ -255,6 +284,7 @@ class FusedDequantizationParameters(FusedQuantizationParameters):
 
 
 # Arithmetic on one, two or three arrays.
+@spoken(LayerCreationError)
 class ArithmeticParameters(FusableLayerParameters):
     __slots__ = ("function", "kinds", "output_kind")
 
@@ -263,13 +293,14 @@ class ArithmeticParameters(FusableLayerParameters):
     output_kind: Kind
 
     def __repr__(self) -> str:
-        words = ("input",) if len(self.kinds) == 1 else INPUT_NAMES
+        words = ("input",) if len(self.kinds) == 1 else ("a", "b", "c")
         kinds = ", ".join(f"{w}_kind={k!r}" for w, k in zip(words, self.kinds, strict=False))
         return (
             f"{type(self).__name__}({self.function!r}, {kinds}, output_kind={self.output_kind!r})"
         )
 
 
+@spoken(LayerCreationError)
 class FusedUnaryArithmeticParameters(ArithmeticParameters):
     """A function of one array as the first of two layers.
 
@@ -298,6 +329,7 @@ class FusedUnaryArithmeticParameters(ArithmeticParameters):
         return self.kinds[0]
 
 
+@spoken(LayerCreationError)
 class FusedBinaryArithmeticParameters(ArithmeticParameters):
     """A function of two arrays as the first of two layers.
 
@@ -335,6 +367,7 @@ class FusedBinaryArithmeticParameters(ArithmeticParameters):
         return self.kinds[1]
 
 
+@spoken(LayerCreationError)
 class FusedTernaryArithmeticParameters(ArithmeticParameters):
     """A function of three arrays as the first of two layers.
 

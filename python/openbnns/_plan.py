@@ -117,7 +117,7 @@ class _Node:
     inputs: list[_Value]
     output: _Value
     block: Block | None = None  # None: the values are joined or seen differently
-    rooms: dict[str, _Value] = field(default_factory=dict)
+    saved: dict[str, _Value] = field(default_factory=dict)
     # of the output's gradient, one for each input; without any it has the input's shape after all
     parts: list[Callable[[Values], Values]] = field(default_factory=list)
 
@@ -128,7 +128,7 @@ class _Call:
 
     run: Callable[..., None]
     values: tuple[_Value | None, ...]
-    rooms: dict[str, _Value] | None
+    saved: dict[str, _Value] | None
     name: str
     result: Any
     is_native: bool
@@ -136,8 +136,8 @@ class _Call:
     def bound(self, arena: Values) -> Bound:
         arrays = [None if value is None else value.place(arena) for value in self.values]
         given = {}
-        if self.rooms is not None:
-            given["rooms"] = {name: value.place(arena) for name, value in self.rooms.items()}
+        if self.saved is not None:
+            given["saved"] = {name: value.place(arena) for name, value in self.saved.items()}
         return Bound(self.name, self.is_native, partial(self.run, *arrays, **given))
 
 
@@ -248,17 +248,17 @@ class Plan:
         self,
         run: Callable[..., None],
         *values: _Value | None,
-        rooms: dict[str, _Value] | None = None,
+        saved: dict[str, _Value] | None = None,
         name: str = "",
         result: _Value | None = None,
         block: Block | None = None,
         is_native: bool = False,
     ) -> None:
         """The next call of a step; all it is given is in use then."""
-        given = [value for value in (*values, *(rooms or {}).values()) if value is not None]
+        given = [value for value in (*values, *(saved or {}).values()) if value is not None]
         self._touch(*given)
         is_native |= type(block) in _NATIVE  # classes derived from them may do anything
-        self._calls.append(_Call(run, values, rooms, name, result, is_native))
+        self._calls.append(_Call(run, values, saved, name, result, is_native))
         self._now += 1
 
     def _sequence(self, stages: list[Stage | Fork | Each], x: _Value) -> _Value:
@@ -292,15 +292,15 @@ class Plan:
         block = stage.block
         x.users += 1
         y = self._value(stage.name, (self._samples, *stage.output))
-        rooms = {}
+        saved = {}
         if self._trains:
-            rooms = {
+            saved = {
                 name: self._value(f"{stage.name}.{name}", shape, dtype)
-                for name, (shape, dtype) in block.rooms(self._samples).items()
+                for name, (shape, dtype) in block.saved(self._samples).items()
             }
-        self._tape.append(_Node(stage.name, [x], y, block, rooms))
+        self._tape.append(_Node(stage.name, [x], y, block, saved))
         run = partial(block.forward, training=self._trains)
-        self._call(run, x, y, rooms=rooms, name=stage.name, result=y, block=block)
+        self._call(run, x, y, saved=saved, name=stage.name, result=y, block=block)
         return y
 
     def _fork(self, fork: Fork, x: _Value) -> _Value:
@@ -359,10 +359,15 @@ class Plan:
                 target = self._value(f"gradient before {node.name}", source.shape)
             run = partial(_backward, block, gradients(node.name))
             self._call(
-                run, source if block.needs_input else None,
-                node.output if block.needs_output else None, gradient, target, rooms=node.rooms,
-                name=node.name, block=block,
-            )  # fmt: skip
+                run,
+                source if block.needs_input else None,
+                node.output if block.needs_output else None,
+                gradient,
+                target,
+                saved=node.saved,
+                name=node.name,
+                block=block,
+            )
             if target is not None:
                 self._own(source, target)
 
@@ -418,10 +423,10 @@ def _backward(
     grad_output: Values,
     input_gradient: Values | None,
     *,
-    rooms: Mapping[str, Values],
+    saved: Mapping[str, Values],
 ) -> None:
     if gradients or input_gradient is not None:
-        block.backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
+        block.backward(x, y, grad_output, input_gradient, gradients, saved=saved)
 
 
 def _add(layer: BinaryArithmeticLayer, total: Values, *parts: Values) -> None:

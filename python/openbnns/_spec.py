@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ._config import config
 from ._errors import ArrayError, CopyWarning, DTypeError, LayerCreationError
+from ._spoken import is_whole, shown, spoken
 
 #: Anything with the buffer protocol or ``__dlpack__`` whose memory the CPU can read.
 Array: TypeAlias = Any
@@ -50,10 +51,19 @@ DATA_TYPES = {
 _DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
     for name in (
-        "float16", "float32", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
-        "uint64", "bool",
+        "float16",
+        "float32",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
     )
-}  # fmt: skip
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _UINT8, _UINT16 = _DTYPES["uint8"], _DTYPES["uint16"]
 
@@ -125,6 +135,7 @@ def expressible(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> 
     return True
 
 
+@spoken(ArrayError)
 class ArraySpec:
     """Shape, element type and memory order of one sample.
 
@@ -168,9 +179,20 @@ class ArraySpec:
     """
 
     __slots__ = (
-        "_array_dtype", "_array_shape", "_array_strides", "_is_packed", "bits", "data_type",
-        "dtype", "layout", "offset", "scale", "shape", "strides", "table",
-    )  # fmt: skip
+        "_array_dtype",
+        "_array_shape",
+        "_array_strides",
+        "_is_packed",
+        "bits",
+        "data_type",
+        "dtype",
+        "layout",
+        "offset",
+        "scale",
+        "shape",
+        "strides",
+        "table",
+    )
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -222,13 +244,13 @@ class ArraySpec:
         width = code & 0x7FFF
         entries = None
         if table is not None:
-            entries = np.array(as_array("ArraySpec", "table", table), order="C")
-            entries.flags.writeable = False
-            _type_name(entries.dtype, argument="table")
-            if entries.shape != (1 << width,):
+            given = as_array("ArraySpec", "table", table)
+            _type_name(given.dtype, argument="table")
+            if given.shape != (1 << width,):
                 raise ArrayError(
-                    f"[ArraySpec] table: expected ({1 << width},) for {name}; got {entries.shape}"
+                    f"[ArraySpec] table: expected ({1 << width},) for {name}; got {given.shape}"
                 )
+            entries = np.frombuffer(given.tobytes(), given.dtype)  # nobody can change or move it
 
         if width < 8:
             stored = _UINT8
@@ -268,12 +290,20 @@ class ArraySpec:
         if name == "bfloat16":
             public = _bfloat16() or stored
         values = {
-            "shape": extents, "dtype": public, "strides": array_strides, "scale": float(scale),
-            "offset": float(offset), "table": entries, "bits": width, "data_type": name,
+            "shape": extents,
+            "dtype": public,
+            "strides": array_strides,
+            "scale": float(scale),
+            "offset": float(offset),
+            "table": entries,
+            "bits": width,
+            "data_type": name,
             "layout": layout,
-            "_array_shape": array_shape, "_array_strides": array_strides, "_array_dtype": stored,
+            "_array_shape": array_shape,
+            "_array_strides": array_strides,
+            "_array_dtype": stored,
             "_is_packed": is_packed,
-        }  # fmt: skip
+        }
         for field, value in values.items():
             object.__setattr__(self, field, value)
 
@@ -379,8 +409,14 @@ class ArraySpec:
     def _key(self) -> tuple[Any, ...]:
         table = None if self.table is None else (self.table.dtype, self.table.tobytes())
         return (
-            self.shape, self.data_type, self.strides, self.scale, self.offset, table, self.layout,
-        )  # fmt: skip
+            self.shape,
+            self.data_type,
+            self.strides,
+            self.scale,
+            self.offset,
+            table,
+            self.layout,
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"ArraySpec is frozen; cannot set {name}")
@@ -395,8 +431,15 @@ class ArraySpec:
             dtype = "int8" if self.data_type.startswith("int") else "uint8"
         bits = self.bits if self.bits < 8 or self.table is not None else None
         return _rebuild, (
-            self.shape, dtype, strides, self.scale, self.offset, self.table, bits, self.layout,
-        )  # fmt: skip
+            self.shape,
+            dtype,
+            strides,
+            self.scale,
+            self.offset,
+            self.table,
+            bits,
+            self.layout,
+        )
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, ArraySpec) else NotImplemented
@@ -489,6 +532,7 @@ def as_array(where: str, argument: str, value: Array) -> npt.NDArray[Any]:
         ) from None
 
 
+@spoken(DTypeError, "dtype")
 def data_type_of(value: Any) -> str:
     """Name of the element type that stands for an array, a spec or a dtype in the C interface.
 
@@ -545,6 +589,7 @@ def allocate(spec: ArraySpec, batch: int) -> npt.NDArray[Any]:
     )
 
 
+@spoken()
 def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """A new array whose values begin at a multiple of 128 bytes: a cache line, on any machine.
 
@@ -571,9 +616,15 @@ def empty(shape: int | Sequence[int], dtype: npt.DTypeLike = np.float32) -> npt.
 
 
 def conform(
-    where: str, name: str, value: Array, spec: ArraySpec, kinds: str, use: str, batch: int,
+    where: str,
+    name: str,
+    value: Array,
+    spec: ArraySpec,
+    kinds: str,
+    use: str,
+    batch: int,
     any_strides: bool,
-) -> npt.NDArray[Any]:  # fmt: skip
+) -> npt.NDArray[Any]:
     """An array for the native side, which found that `value` does not fit as it is.
 
     use is "read", "write" or "share" (a parameter that the layer keeps reading); only what is
@@ -692,9 +743,9 @@ def count(where: str, argument: str, value: int | None) -> int:
     """A number of things, None being 0 (the library decides)."""
     if value is None:
         return 0
-    if not isinstance(value, _WHOLE) or value < 0:
+    if not is_whole(value) or value < 0:
         raise LayerCreationError(
-            f"[{where}] {argument}: expected a whole number, not negative; got {value!r}"
+            f"[{where}] {argument}: expected a whole number, not negative; got {shown(value)}"
         )
     return int(value)
 
@@ -703,7 +754,7 @@ def precision_of(where: str, value: Precision | None) -> int:
     """The number of a precision, None being -1 (the library's setting)."""
     if value is None:
         return -1
-    if value not in PRECISIONS:
+    if not isinstance(value, str) or value not in PRECISIONS:
         raise LayerCreationError(
             f"[{where}] precision: expected None or one of {', '.join(PRECISIONS)}; got {value!r}"
         )
@@ -725,18 +776,23 @@ def _are_whole(values: Any, least: int) -> bool:
     return (
         isinstance(values, (tuple, list))
         and len(values) == 2
-        and all(isinstance(value, _WHOLE) and value >= least for value in values)
+        and all(is_whole(value) and value >= least for value in values)
     )
 
 
 def padding_of(
-    where: str, value: Padding, extents: Iterable[int], kernel: tuple[int, int],
-    stride: tuple[int, int], dilation: tuple[int, int],
-) -> tuple[tuple[int, int], tuple[int, int]]:  # fmt: skip
+    where: str,
+    value: Padding,
+    extents: Iterable[int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """((up, down), (left, right)) from any of the spellings; extents are (height, width)."""
-    if value == "valid":
+    if isinstance(value, str) and value == "valid":
         return ((0, 0), (0, 0))
-    if value == "same":  # as many outputs as there are strides in the input; the odd one goes last
+    if isinstance(value, str) and value == "same":
+        # as many outputs as there are strides in the input; the odd one goes last
         sides = []
         for extent, k, s, d in zip(extents, kernel, stride, dilation, strict=True):
             total = max((-(-extent // s) - 1) * s + (k - 1) * d + 1 - extent, 0)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import _core
 from ._activations import Activation, ActivationLike
-from ._errors import LayerCreationError
+from ._errors import LayerApplyError, LayerCreationError
 from ._layer import UnaryLayer, accumulate_bits
 from ._spec import (
     Array,
@@ -24,6 +24,7 @@ from ._spec import (
     data_type_of,
     spec_of,
 )
+from ._spoken import spoken
 
 T = TypeVar("T")
 
@@ -205,14 +206,18 @@ def _flags_for(where: str, function: Activation, axes: Axes, spec: ArraySpec) ->
 
 @overload
 def activation(
-    x: Array, activation: ActivationLike, *, axes: Axes = ..., out: None = ...,
+    x: Array,
+    activation: ActivationLike,
+    *,
+    axes: Axes = ...,
+    out: None = ...,
     num_threads: int | None = ...,
-) -> npt.NDArray[Any]: ...  # fmt: skip
+) -> npt.NDArray[Any]: ...
 @overload
 def activation(
-    x: Array, activation: ActivationLike, *, axes: Axes = ..., out: T,
-    num_threads: int | None = ...,
-) -> T: ...  # fmt: skip
+    x: Array, activation: ActivationLike, *, axes: Axes = ..., out: T, num_threads: int | None = ...
+) -> T: ...
+@spoken(LayerApplyError)
 def activation(
     x: Array,
     activation: ActivationLike,
@@ -270,6 +275,7 @@ def convert(
 ) -> npt.NDArray[Any]: ...
 @overload
 def convert(x: Array, dtype: Any, *, scale: float = ..., offset: float = ..., out: T) -> T: ...
+@spoken(LayerApplyError)
 def convert(
     x: Array, dtype: Any, *, scale: float = 1.0, offset: float = 0.0, out: Any = None
 ) -> Any:

@@ -26,18 +26,50 @@ _KINDS = {"constant": 0, "sample": 1, "parameter": 2}
 # BNNSArithmeticFunction, by number of inputs.
 FUNCTIONS: dict[int, dict[str, int]] = {
     1: {
-        "abs": 32, "acos": 13, "acosh": 19, "asin": 12, "asinh": 18, "atan": 14, "atanh": 20,
-        "ceil": 6, "cos": 10, "cosh": 16, "erf": 40, "exp": 22, "exp2": 23, "floor": 7, "log": 24,
-        "log2": 25, "negative": 34, "reciprocal": 35, "round": 8, "rsqrt": 5, "sign": 33, "sin": 9,
-        "sinh": 15, "sqrt": 4, "square": 36, "tan": 11, "tanh": 17,
+        "abs": 32,
+        "acos": 13,
+        "acosh": 19,
+        "asin": 12,
+        "asinh": 18,
+        "atan": 14,
+        "atanh": 20,
+        "ceil": 6,
+        "cos": 10,
+        "cosh": 16,
+        "erf": 40,
+        "exp": 22,
+        "exp2": 23,
+        "floor": 7,
+        "log": 24,
+        "log2": 25,
+        "negative": 34,
+        "reciprocal": 35,
+        "round": 8,
+        "rsqrt": 5,
+        "sign": 33,
+        "sin": 9,
+        "sinh": 15,
+        "sqrt": 4,
+        "square": 36,
+        "tan": 11,
+        "tanh": 17,
     },
     2: {
-        "add": 0, "divide": 3, "divide_no_nan": 27, "floor_divide": 37, "maximum": 30,
-        "minimum": 29, "multiply": 2, "multiply_no_nan": 26, "pow": 21, "subtract": 1,
-        "trunc_divide": 38, "trunc_remainder": 39,
+        "add": 0,
+        "divide": 3,
+        "divide_no_nan": 27,
+        "floor_divide": 37,
+        "maximum": 30,
+        "minimum": 29,
+        "multiply": 2,
+        "multiply_no_nan": 26,
+        "pow": 21,
+        "subtract": 1,
+        "trunc_divide": 38,
+        "trunc_remainder": 39,
     },
     3: {"multiply_add": 28, "select": 31},
-}  # fmt: skip
+}
 
 
 class BinaryGradients(NamedTuple):
@@ -138,9 +170,7 @@ class UnaryArithmeticLayer(Layer):
         """
         return _apply(self._filter, out, x)
 
-    def __call__(self, x: Array, *, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, out, x)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -288,9 +318,7 @@ class BinaryArithmeticLayer(BinaryLayer):
         """
         return _apply(self._filter, out, a, b)
 
-    def __call__(self, a: Array, b: Array, *, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, out, a, b)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -440,9 +468,7 @@ class TernaryArithmeticLayer(Layer):
         """
         return _apply(self._filter, out, a, b, c)
 
-    def __call__(self, a: Array, b: Array, c: Array, *, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, out, a, b, c)
+    __call__ = apply
 
     def apply_backward(
         self,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import ArrayError, LayerCreationError
+from ._errors import ArgumentError, ArrayError, LayerCreationError
 from ._layer import Layer, accumulate_bits
 from ._spec import (
     Array,
@@ -22,17 +22,21 @@ from ._spec import (
     data_type_of,
     expressible,
 )
+from ._spoken import shown, spoken
 
 _WHERE = "MultiheadAttention"
-#: The gradients of a backward call, in the order of the native side.
-_GRADIENTS = (
-    "query.input", "query.weights", "query.bias", "key.input", "key.weights", "key.bias",
-    "value.input", "value.weights", "value.bias", "output.weights", "output.bias", "key_bias",
+#: Gradients that the native side sees with their axes swapped.
+_TURNED = (
+    "query_bias",
+    "key_bias",
     "value_bias",
-)  # fmt: skip
-_TURNED = ("query.bias", "key.bias", "value.bias", "output.weights", "key_bias", "value_bias")
+    "output_weights",
+    "key_attention_bias",
+    "value_attention_bias",
+)
 
 
+@spoken(LayerCreationError)
 @dataclass(frozen=True, eq=False)
 class Projection:
     """One linear projection of attention.
@@ -47,26 +51,26 @@ class Projection:
     bias: Any = None
 
 
-class ProjectionGradients(NamedTuple):
-    """Gradients of one projection, shaped like what they are gradients of; None where left out."""
-
-    input: Any
-    weights: Any
-    bias: Any
-
-
 class AttentionGradients(NamedTuple):
-    """Gradients of ``MultiheadAttention``; None where one was left out.
+    """Gradients of ``MultiheadAttention``, shaped like what they are gradients of; None where one
+    was left out or does not exist.
 
-    ``output.input`` is always None: the gradient of the output is an argument.
+    ``query``, ``key`` and ``value`` are those of the inputs.
     """
 
-    query: ProjectionGradients
-    key: ProjectionGradients
-    value: ProjectionGradients
-    output: ProjectionGradients
+    query: Any
+    key: Any
+    value: Any
+    query_weights: Any
+    query_bias: Any
+    key_weights: Any
     key_bias: Any
+    value_weights: Any
     value_bias: Any
+    output_weights: Any
+    output_bias: Any
+    key_attention_bias: Any
+    value_attention_bias: Any
 
 
 class AttentionCache:
@@ -112,8 +116,9 @@ class MultiheadAttention(Layer):
             meaning both.
         dtype: of inputs and output; None is the type of the weights. Gradients need float32.
         add_zero_attention: one more key and value, all zeros.
-        key_bias: (heads, width), one more key for every sample; goes with ``value_bias``.
-        value_bias: (heads, width), its value.
+        key_attention_bias: (heads, width), one more key for every sample; goes with
+            ``value_attention_bias``.
+        value_attention_bias: (heads, width), its value.
         causal: row i of the queries sees keys 0 … i only; no mask is needed for that.
         dropout: share of the probabilities that every ``apply`` sets to 0, the others growing in
             turn; 0 is none. ``apply_backward`` then needs the cache.
@@ -138,10 +143,11 @@ class MultiheadAttention(Layer):
     See also: ``BNNSFilterCreateLayerMultiheadAttention``, ``obn_attention_set_causal``.
     """
 
-    __slots__ = ("_lengths", "_projections")
+    __slots__ = ("_attention_biases", "_lengths", "_projections")
 
+    _attention_biases: tuple[Any, Any]
     _lengths: tuple[int, int]
-    _projections: tuple[Any, ...]
+    _projections: tuple[Projection, Projection, Projection, Projection]
 
     def __init__(
         self,
@@ -153,8 +159,8 @@ class MultiheadAttention(Layer):
         *,
         dtype: Any = None,
         add_zero_attention: bool = False,
-        key_bias: Array | None = None,
-        value_bias: Array | None = None,
+        key_attention_bias: Array | None = None,
+        value_attention_bias: Array | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         seed: int | None = None,
@@ -162,29 +168,32 @@ class MultiheadAttention(Layer):
         copy_parameters: bool = False,
     ) -> None:
         targets, sources = self._lengths = _pair_of_lengths(lengths)
-        self._projections = (query, key, value, output, key_bias, value_bias)
+        self._projections = (query, key, value, output)
+        self._attention_biases = (key_attention_bias, value_attention_bias)
         if not 0.0 <= dropout < 1.0:
             raise LayerCreationError(
                 f"[{_WHERE}] dropout: expected a share from 0 up to 1; got {dropout!r}"
             )
         if seed is not None and not 1 <= seed < 1 << 32:
             raise LayerCreationError(f"[{_WHERE}] seed: expected 1 to 2**32 − 1; got {seed!r}")
-        if (key_bias is None) != (value_bias is None):
+        if (key_attention_bias is None) != (value_attention_bias is None):
             raise LayerCreationError(
-                f"[{_WHERE}] key_bias, value_bias: expected both or neither; got only one"
+                f"[{_WHERE}] key_attention_bias, value_attention_bias: expected both or neither; "
+                "got only one"
             )
         first = _describe("query", query, targets, dtype)
         last, self._output_spec = _describe_output(output, targets, dtype)
         self._input_spec = first[0][0]
-        turned_key, turned_value = _turn("key_bias", key_bias), _turn("value_bias", value_bias)
+        turned_key = _turn("key_attention_bias", key_attention_bias)
+        turned_value = _turn("value_attention_bias", value_attention_bias)
         self._filter = _core.attention_create(
             _WHERE,
             first,
             _describe("key", key, sources, dtype),
             _describe("value", value, sources, dtype),
             last,
-            _turned_operand("key_bias", turned_key, _widths(key)),
-            _turned_operand("value_bias", turned_value, _widths(value)),
+            _turned_operand("key_attention_bias", turned_key, _widths(key)),
+            _turned_operand("value_attention_bias", turned_value, _widths(value)),
             ArraySpec((sources,), "bool")._operand(),
             turned_key,
             turned_value,
@@ -198,11 +207,7 @@ class MultiheadAttention(Layer):
 
     @classmethod
     def from_torch(
-        cls,
-        state: Mapping[str, Array],
-        heads: int,
-        lengths: int | tuple[int, int],
-        **options: Any,
+        cls, state: Mapping[str, Array], heads: int, lengths: int | tuple[int, int], **options: Any
     ) -> MultiheadAttention:
         """A layer with the parameters of a ``torch.nn.MultiheadAttention``.
 
@@ -237,8 +242,8 @@ class MultiheadAttention(Layer):
             for part, bias in zip(parts, biases, strict=True)
         )
         if "bias_k" in arrays:
-            options["key_bias"] = arrays["bias_k"].reshape(heads, -1)
-            options["value_bias"] = arrays["bias_v"].reshape(heads, -1)
+            options["key_attention_bias"] = arrays["bias_k"].reshape(heads, -1)
+            options["value_attention_bias"] = arrays["bias_v"].reshape(heads, -1)
         output = Projection(arrays["out_proj.weight"], arrays.get("out_proj.bias"))
         return cls(query, key, value, output, lengths, **options)
 
@@ -252,8 +257,19 @@ class MultiheadAttention(Layer):
             New arrays for the input projections, in one ``in_proj_weight`` where the inputs are as
             many as the heads' values together, and views of the others.
         """
-        query, key, value, output, key_bias, value_bias = gradients or self._projections
-        weights = [as_array(_WHERE, "weights", part.weights) for part in (query, key, value)]
+        if gradients is None:
+            projections, (key_bias, value_bias) = self._projections, self._attention_biases
+        else:
+            g = gradients
+            projections = (
+                Projection(g.query_weights, g.query_bias),
+                Projection(g.key_weights, g.key_bias),
+                Projection(g.value_weights, g.value_bias),
+                Projection(g.output_weights, g.output_bias),
+            )
+            key_bias, value_bias = g.key_attention_bias, g.value_attention_bias
+        *inputs, output = projections
+        weights = [as_array(_WHERE, "weights", part.weights) for part in inputs]
         rows = [array.reshape(-1, array.shape[2]) for array in weights]
         if all(array.shape == (array.shape[1],) * 2 for array in rows):
             state = {"in_proj_weight": np.concatenate(rows)}
@@ -261,7 +277,7 @@ class MultiheadAttention(Layer):
             state = {
                 f"{letter}_proj_weight": array for letter, array in zip("qkv", rows, strict=True)
             }
-        biases = [part.bias for part in (query, key, value)]
+        biases = [part.bias for part in inputs]
         if all(bias is not None for bias in biases):
             flat = [as_array(_WHERE, "bias", bias).reshape(-1) for bias in biases]
             state["in_proj_bias"] = np.concatenate(flat)
@@ -269,8 +285,8 @@ class MultiheadAttention(Layer):
         if output.bias is not None:
             state["out_proj.bias"] = as_array(_WHERE, "bias", output.bias)
         if key_bias is not None:
-            state["bias_k"] = as_array(_WHERE, "key_bias", key_bias).reshape(1, 1, -1)
-            state["bias_v"] = as_array(_WHERE, "value_bias", value_bias).reshape(1, 1, -1)
+            for name, bias in (("bias_k", key_bias), ("bias_v", value_bias)):
+                state[name] = as_array(_WHERE, name, bias).reshape(1, 1, -1)
         return state
 
     def apply(
@@ -310,26 +326,37 @@ class MultiheadAttention(Layer):
         bias = None if attention_bias is None else _bias_pair(attention_bias)
         if cache is False:
             return _apply(self._filter, query, key, value, key_mask, bias, out, None)
-        kept = AttentionCache() if cache is True else cache
+        kept = _checked(AttentionCache() if cache is True else cache)
         samples = len(as_array(_WHERE, "query", query))
         memory = kept._room(_core.attention_cache_bytes(self._filter, samples))
         return _apply(self._filter, query, key, value, key_mask, bias, out, memory), kept
 
-    def __call__(self, query: Array, key: Array, value: Array, **options: Any) -> Any:
-        """The same as ``apply``."""
-        return self.apply(query, key, value, **options)
+    __call__ = apply
 
     def apply_backward(
         self,
         query: Array | None,
         key: Array | None,
         value: Array | None,
+        y: Array | None,
         grad_output: Array,
         *,
-        cache: AttentionCache | None = None,
         key_mask: Array | None = None,
         attention_bias: Array | None = None,
-        gradients: str | Collection[str] | Mapping[str, GradientTarget] = "all",
+        cache: AttentionCache | None = None,
+        query_gradient: GradientTarget = True,
+        key_gradient: GradientTarget = True,
+        value_gradient: GradientTarget = True,
+        query_weights_gradient: GradientTarget = True,
+        query_bias_gradient: GradientTarget = True,
+        key_weights_gradient: GradientTarget = True,
+        key_bias_gradient: GradientTarget = True,
+        value_weights_gradient: GradientTarget = True,
+        value_bias_gradient: GradientTarget = True,
+        output_weights_gradient: GradientTarget = True,
+        output_bias_gradient: GradientTarget = True,
+        key_attention_bias_gradient: GradientTarget = True,
+        value_attention_bias_gradient: GradientTarget = True,
         accumulate: bool | Collection[str] = False,
     ) -> AttentionGradients:
         """The gradients of a call of ``apply``.
@@ -339,17 +366,22 @@ class MultiheadAttention(Layer):
                 gradient of its weights is not wanted.
             key: the same.
             value: the same.
-            grad_output: (N, targets, outputs), the gradient of the result.
-            cache: what ``apply`` gave for these inputs; without it the forward pass is repeated.
+            y: not read; None will do.
+            grad_output: (N, targets, outputs), the gradient of y.
             key_mask: as in ``apply``.
             attention_bias: as in ``apply``; it has no gradient itself.
-            gradients: ``"all"``; or the names of those wanted, out of ``"query.input"``,
-                ``"query.weights"``, ``"query.bias"`` and the same of key and value,
-                ``"output.weights"``, ``"output.bias"``, ``"key_bias"``, ``"value_bias"``; or a
-                mapping from names to True or arrays that receive them. One array for several
-                inputs receives their sum.
-            accumulate: True adds to the arrays given in ``gradients`` instead of overwriting them;
-                a set of names picks some.
+            cache: what ``apply`` gave for these inputs; without it the forward pass is repeated.
+            query_gradient: True allocates, an array (N, targets, inputs) is written to, None skips.
+            key_gradient, value_gradient: the same, (N, sources, inputs). One array for several
+                inputs receives the sum of their gradients.
+            query_weights_gradient, key_weights_gradient, value_weights_gradient,
+                output_weights_gradient: those of the projections' weights, summed over the batch.
+            query_bias_gradient, key_bias_gradient, value_bias_gradient, output_bias_gradient: those
+                of their biases.
+            key_attention_bias_gradient, value_attention_bias_gradient: those of the key and value
+                that every sample has in addition.
+            accumulate: True adds to the arrays given as targets instead of overwriting them; a set
+                out of the fields of ``AttentionGradients`` picks some.
 
         Returns:
             ``AttentionGradients``.
@@ -364,42 +396,50 @@ class MultiheadAttention(Layer):
             >>> layer = openbnns.MultiheadAttention(
             ...     one, one, one, openbnns.Projection(np.ones((1, 1), "f4")), lengths=1)
             >>> x = np.full((1, 1, 1), 3, "f4")
-            >>> layer.apply_backward(x, x, x, x, gradients=["value.weights"]).value.weights
+            >>> layer.apply_backward(x, x, x, None, x, query_gradient=None).value_weights
             array([[[9.]]], dtype=float32)
 
         See also: ``BNNSApplyMultiheadAttentionBackward``.
         """
-        bias = None if attention_bias is None else _bias_pair(attention_bias)
-        targets = _targets(gradients)
+        targets: dict[str, GradientTarget] = {  # in the order of the native side
+            "query": query_gradient,
+            "key": key_gradient,
+            "value": value_gradient,
+            "query_weights": query_weights_gradient,
+            "query_bias": query_bias_gradient,
+            "key_weights": key_weights_gradient,
+            "key_bias": key_bias_gradient,
+            "value_weights": value_weights_gradient,
+            "value_bias": value_bias_gradient,
+            "output_weights": output_weights_gradient,
+            "output_bias": output_bias_gradient,
+            "key_attention_bias": key_attention_bias_gradient,
+            "value_attention_bias": value_attention_bias_gradient,
+        }
         bits = 0
         if accumulate is not False:
             bits = accumulate_bits(_WHERE, accumulate, targets)
         for name in _TURNED:
-            if targets[name] is not None and not isinstance(targets[name], bool):
-                targets[name] = _turn(name, targets[name])
-        memory = None if cache is None else cache._memory
-        results = dict(
-            zip(
-                _GRADIENTS,
-                _backward(
-                    self._filter, query, key, value, grad_output, key_mask, bias, memory,
-                    tuple(targets.values()), bits,
-                ),
-                strict=True,
+            if not isinstance(targets[name], bool):
+                targets[name] = _turn(f"{name}_gradient", targets[name])
+        bias = None if attention_bias is None else _bias_pair(attention_bias)
+        memory = None if cache is None else _checked(cache)._memory
+        grads = AttentionGradients(
+            *_backward(
+                self._filter,
+                query,
+                key,
+                value,
+                grad_output,
+                key_mask,
+                bias,
+                memory,
+                tuple(targets.values()),
+                bits,
             )
-        )  # fmt: skip
-        for name in _TURNED:
-            results[name] = None if results[name] is None else results[name].T
-
-        def of(name: str) -> ProjectionGradients:
-            return ProjectionGradients(
-                results.get(f"{name}.input"), results[f"{name}.weights"], results[f"{name}.bias"]
-            )
-
-        return AttentionGradients(
-            of("query"), of("key"), of("value"), of("output"), results["key_bias"],
-            results["value_bias"],
-        )  # fmt: skip
+        )
+        turned = {name: getattr(grads, name) for name in _TURNED}
+        return grads._replace(**{n: a.T for n, a in turned.items() if a is not None})
 
     def cache_bytes(self, batch: int) -> int:
         """Size of the cache of a call with so many samples."""
@@ -487,24 +527,15 @@ def _describe_output(
     ), spec
 
 
+def _checked(cache: Any) -> AttentionCache:
+    if not isinstance(cache, AttentionCache):
+        raise ArgumentError(
+            f"[{_WHERE}] cache: expected an AttentionCache, or what stands for one; "
+            f"got {shown(cache)}"
+        )
+    return cache
+
+
 def _bias_pair(value: Array) -> tuple[tuple[Any, ...], npt.NDArray[Any]]:
     array = as_array(_WHERE, "attention_bias", value)
     return argument_spec(_WHERE, "attention_bias", array)._operand(), array
-
-
-def _targets(gradients: Any) -> dict[str, GradientTarget]:
-    """A target for every gradient."""
-    if isinstance(gradients, Mapping):
-        wanted = dict(gradients)
-    elif isinstance(gradients, str):
-        names = _GRADIENTS if gradients == "all" else (gradients,)
-        wanted = dict.fromkeys(names, True)
-    else:
-        wanted = dict.fromkeys(gradients, True)
-    for name in wanted:
-        if name not in _GRADIENTS:
-            raise ArrayError(
-                f"[{_WHERE}] gradients: expected names out of {', '.join(_GRADIENTS)}; "
-                f"got {name!r}"
-            )
-    return {name: wanted.get(name) for name in _GRADIENTS}

@@ -119,7 +119,8 @@ _STEPS: dict[str, tuple[Callable[[], list[Block]], tuple[int, ...]]] = {
 _LAYERS: dict[str, tuple[Callable[[], list[Block]], tuple[int, ...]]] = {
     "dense 512 to 512, relu, 128 samples": (lambda: [Dense(512, "relu")], (128, 512)),
     "convolution 3x3, 32 to 32, 16 x 32x32": (
-        lambda: [Convolution(32, 3, padding=1)], (16, 32, 32, 32),
+        lambda: [Convolution(32, 3, padding=1)],
+        (16, 32, 32, 32),
     ),
     "convolution, batch norm, relu, the same": (
         lambda: [Convolution(32, 3, padding=1, normalization="batch", activation="relu")],
@@ -128,7 +129,7 @@ _LAYERS: dict[str, tuple[Callable[[], list[Block]], tuple[int, ...]]] = {
     "max pooling 2x2, 16 x 32x32x32": (lambda: [Pool("max", 2)], (16, 32, 32, 32)),
     "layer norm, 512 x 256": (lambda: [Normalize("layer")], (512, 256)),
     "gelu, 512 x 1024": (lambda: [Activate("gelu")], (512, 1024)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -372,9 +373,14 @@ def run(
             os.sched_setaffinity(0, cores)
     if as_json:
         report = {
-            "isa": openbnns.isa(), "machine": platform.machine(), "threads": threads,
-            "versions": versions, "absent": absent, "quick": quick, "rows": rows,
-        }  # fmt: skip
+            "isa": openbnns.isa(),
+            "machine": platform.machine(),
+            "threads": threads,
+            "versions": versions,
+            "absent": absent,
+            "quick": quick,
+            "rows": rows,
+        }
         print(json.dumps(report, indent=1))
     return 0
 

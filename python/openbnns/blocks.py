@@ -8,15 +8,18 @@ NumPy alone: see ``Block``.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, wraps
 from math import prod, sqrt
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ._activations import Activation, ActivationLike
-from ._errors import ArrayError, LayerApplyError, LayerCreationError
+from ._errors import ArrayError, BNNSError, LayerApplyError, LayerCreationError
+from ._spec import pair
+from ._spoken import FOREIGN, misfit, spoken
 from .activation import ActivationLayer
 from .arithmetic import BinaryArithmeticLayer
 from .attention import AttentionCache, MultiheadAttention, Projection
@@ -34,19 +37,31 @@ from .normalization import NormalizationLayer, NormalizationLike
 from .pooling import PoolingLayer
 
 __all__ = [
-    "Activate", "Attention", "Block", "Branch", "Convolution", "Dense", "Embedding", "Flatten",
-    "Normalize", "Pool", "Position", "Rows",
-]  # fmt: skip
+    "Activate",
+    "Attention",
+    "Block",
+    "Branch",
+    "Convolution",
+    "Dense",
+    "Embedding",
+    "Flatten",
+    "Normalize",
+    "Pool",
+    "Position",
+    "Rows",
+]
 
+T = TypeVar("T")
 Values: TypeAlias = "npt.NDArray[Any]"
 Shape: TypeAlias = "tuple[int, ...]"
-Rooms: TypeAlias = "Mapping[str, Values]"
+Arrays: TypeAlias = "Mapping[str, Values]"
 Initializer: TypeAlias = "str | Callable[[Shape, np.random.Generator], Values]"
 
 
 # ---- first values of weights ----
 
 
+@spoken(LayerCreationError)
 def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Values:
     """First values of weights (outputs, inputs, …).
 
@@ -70,6 +85,7 @@ def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Valu
         >>> np.allclose(w @ w.T, np.eye(2), atol=1e-6)
         True
     """
+    require_extents("initializer", shape)
     window = prod(shape[2:])
     inputs, outputs = shape[1] * window, shape[0] * window
     if callable(how):
@@ -80,9 +96,11 @@ def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Valu
             )
     elif how == "xavier":
         limit = sqrt(6 / (inputs + outputs))
-        values = random.uniform(-limit, limit, shape)
+        values = _drawn(shape, partial(random.uniform, -limit, limit))
     elif how == "he":
-        values = random.normal(0, sqrt(2 / inputs), shape)
+        values = _drawn(shape, partial(random.normal, 0, sqrt(2 / inputs)))
+    elif how == "orthogonal" and isinstance(random, Replayed):
+        values = _drawn(shape, random.standard_normal)
     elif how == "orthogonal":
         flat = random.standard_normal((max(shape[0], inputs), min(shape[0], inputs)))
         q, r = np.linalg.qr(flat)
@@ -93,6 +111,59 @@ def initial(how: Initializer, shape: Shape, random: np.random.Generator) -> Valu
             f"[initializer] expected xavier, he, orthogonal or a function; got {how!r}"
         )
     return np.ascontiguousarray(values, np.float32)
+
+
+class Replayed(np.random.Generator):
+    """Draws the numbers of a network whose parameters come from a file: what is drawn after them
+    (seeds of dropout) stays the same, but they need not become first values."""
+
+
+def _drawn(shape: Shape, draw: Callable[[int], Any]) -> Values:
+    """Random float32 values, the same as if all were drawn at once, without as many float64."""
+    values = np.empty(shape, np.float32)
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, _PIECE):
+        part = flat[start : start + _PIECE]
+        part[...] = draw(part.size)
+    return values
+
+
+_PIECE = 1 << 16
+
+
+def require_extents(where: str, shape: Any) -> None:
+    """Every extent is a whole number from 1, and all values of such an array can be counted."""
+    if not all(isinstance(n, _INTEGERS) and not isinstance(n, bool) and n >= 1 for n in shape):
+        raise LayerCreationError(f"[{where}] expected extents that are at least 1; got {shape}")
+    if prod(map(int, shape)) >= 1 << 60:
+        raise LayerCreationError(f"[{where}] expected extents of a possible array; got {shape}")
+
+
+_INTEGERS = (int, np.integer)
+
+
+def _built(kind: type[T]) -> type[T]:
+    """A block whose fields are said to be wrong in our words when it is built."""
+    build = kind.build  # type: ignore[attr-defined]
+
+    @wraps(build)
+    def call(self: Any, shape: Shape, random: np.random.Generator) -> Shape:
+        fields = {f.name: f.type for f in dataclasses.fields(self)}
+        words = misfit(fields, {name: getattr(self, name) for name in fields})
+        if words is None:
+            try:
+                return build(self, shape, random)  # type: ignore[no-any-return]
+            except BNNSError:
+                raise
+            except FOREIGN as error:
+                if callable(getattr(self, "initializer", None)):
+                    raise  # it may be the user's
+                words = f"expected fields that go together; got {self}: {error}"
+                raise LayerCreationError(f"[{kind.__name__}] {words}") from error
+        raise LayerCreationError(f"[{kind.__name__}] {words}")
+
+    kind.build = call  # type: ignore[attr-defined]
+    return kind
 
 
 # ---- what every block has ----
@@ -115,9 +186,9 @@ class Block:
         ...     def build(self, shape, random):
         ...         self.parameters = {"factor": np.ones(shape, "f4")}
         ...         return shape
-        ...     def forward(self, x, y, *, training, rooms):
+        ...     def forward(self, x, y, *, training, saved):
         ...         np.multiply(x, self.parameters["factor"], out=y)
-        ...     def backward(self, x, y, grad_output, input_gradient, gradients, *, rooms):
+        ...     def backward(self, x, y, grad_output, input_gradient, gradients, *, saved):
         ...         if "factor" in gradients:
         ...             np.sum(grad_output * x, axis=0, out=gradients["factor"])
         ...         if input_gradient is not None:
@@ -140,18 +211,29 @@ class Block:
         """Make parameters for samples of this shape; returns the shape of the result's samples."""
         raise NotImplementedError
 
-    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+    def _shapes(self, shape: Shape) -> dict[str, Shape] | None:
+        """The shapes of the parameters and statistics that ``build`` would make, by name; None:
+        not known before. With it a file is compared before memory is taken for its network."""
+        return None
+
+    def saved(self, batch: int) -> dict[str, tuple[Shape, str]]:
         """Arrays that forward leaves to backward besides x and y: name → (shape, type)."""
         return {}
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         """Write the result for a batch x to y."""
         raise NotImplementedError
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         """Write the gradient of x, unless it is None, and those parameters' that are asked for.
 
         x and y are those of the forward call (None where ``needs_input`` or ``needs_output`` is
@@ -171,7 +253,7 @@ class Block:
         if not dataclasses.is_dataclass(self):
             return {}
         described = {}
-        for field in dataclasses.fields(self):
+        for field in settings_of(type(self)):
             value = getattr(self, field.name)
             if not isinstance(value, (str, int, float, bool, list, tuple, dict, type(None))):
                 raise LayerCreationError(
@@ -180,6 +262,11 @@ class Block:
                 )
             described[field.name] = value
         return described
+
+
+def settings_of(kind: Any) -> list[dataclasses.Field[Any]]:
+    """What a class of blocks is told when it is made; fields with an underscore are its own."""
+    return [field for field in dataclasses.fields(kind) if not field.name.startswith("_")]
 
 
 def _from_output(activation: ActivationLike) -> bool:
@@ -217,12 +304,19 @@ class _Activated(Block):
         return plain, Activate(self.activation)
 
 
-def _statistics(kind: Any, shape: Shape) -> dict[str, Values]:
-    """What batch and instance norms keep."""
-    if kind not in ("batch", "instance"):
-        return {}
-    mean, variance = np.zeros(shape, np.float32), np.ones(shape, np.float32)
-    return {"moving_mean": mean, "moving_variance": variance}
+_STATISTICS = ("moving_mean", "moving_variance")
+
+
+def _norm_shapes(kind: Any, shape: Shape) -> dict[str, Shape]:
+    """Of gamma and beta, and of what batch and instance norms keep."""
+    kept = _STATISTICS if kind in ("batch", "instance") else ()
+    return dict.fromkeys(("gamma", "beta", *kept), shape)
+
+
+def _plain_values(name: str, shape: Shape) -> Values:
+    """First values of what is not random."""
+    make = np.ones if name in ("gamma", "moving_variance") else np.zeros
+    return make(shape, np.float32)
 
 
 class _Weighted(_Activated):
@@ -237,16 +331,26 @@ class _Weighted(_Activated):
     _layer: Any
     _is_fused: bool
 
-    def _make_parameters(self, shape: Shape, random: np.random.Generator) -> None:
-        outputs = shape[:1]
-        self.parameters = {"weights": initial(self.initializer, shape, random)}
-        self.statistics = _statistics(self.normalization, outputs)
+    def _weights_shape(self, shape: Shape) -> Shape:
+        raise NotImplementedError
+
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        weights = self._weights_shape(shape)
+        require_extents(type(self).__name__, weights)
+        shapes = {"weights": weights}
         if self.bias:
-            self.parameters["bias"] = np.zeros(outputs, np.float32)
+            shapes["bias"] = weights[:1]
+        if self.normalization is not None:
+            shapes |= _norm_shapes(self.normalization, weights[:1])
+        return shapes
+
+    def _make_parameters(self, shape: Shape, random: np.random.Generator) -> None:
+        shapes = self._shapes(shape)
         self._is_fused = self.normalization is not None
-        if self._is_fused:
-            self.parameters["gamma"] = np.ones(outputs, np.float32)
-            self.parameters["beta"] = np.zeros(outputs, np.float32)
+        self.parameters = {"weights": initial(self.initializer, shapes.pop("weights"), random)}
+        made = {name: _plain_values(name, extents) for name, extents in shapes.items()}
+        self.statistics = {name: made.pop(name) for name in _STATISTICS if name in made}
+        self.parameters |= made
 
     def _norm(self) -> dict[str, Any]:
         return {
@@ -256,29 +360,28 @@ class _Weighted(_Activated):
             **self.statistics,
         }
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         if self._is_fused:
             self._layer.apply(x, training=training, out=y)
         else:
             self._layer.apply(x, out=y)
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
-        if self._is_fused:
-            names = self._layer.parameter_names
-            self._layer.apply_backward(
-                x, y, grad_output, input_gradient=input_gradient,
-                parameter_gradients=[gradients.get(name) for name in names],
-            )  # fmt: skip
-        else:
-            self._layer.apply_backward(
-                x, y, grad_output, input_gradient=input_gradient,
-                weights_gradient=gradients.get("weights"), bias_gradient=gradients.get("bias"),
-            )  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
+        self._layer.apply_backward(
+            x, y, grad_output, input_gradient=input_gradient, **_targets(self.parameters, gradients)
+        )
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Dense(_Weighted):
     """A fully connected layer: (inputs,) → (units,); samples of more axes are flattened.
@@ -302,8 +405,11 @@ class Dense(_Weighted):
     epsilon: float = 1e-5
     initializer: Initializer = "xavier"
 
+    def _weights_shape(self, shape: Shape) -> Shape:
+        return (self.units, prod(shape))
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
-        self._make_parameters((self.units, prod(shape)), random)
+        self._make_parameters(shape, random)
         if self._is_fused:
             self._layer = FusedFullyConnectedNormalizationLayer(
                 **self.parameters, **self._norm(), activation=self.activation
@@ -316,6 +422,7 @@ class Dense(_Weighted):
         return (Flatten(), *super().parts())
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Convolution(_Weighted):
     """A convolution over images: (C, H, W) → (channels, H', W').
@@ -348,23 +455,29 @@ class Convolution(_Weighted):
 
     _pool: Pool | None = None  # the pooling behind it that it does in the same pass
 
-    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+    def _weights_shape(self, shape: Shape) -> Shape:
         if len(shape) != 3:
             raise LayerCreationError(
                 f"[Convolution] input: expected samples (channels, height, width); got {shape}"
             )
-        if self.groups < 1 or shape[0] % self.groups:
+        if not isinstance(self.groups, _INTEGERS) or self.groups < 1 or shape[0] % self.groups:
             raise LayerCreationError(
                 f"[Convolution] groups: expected a divisor of {shape[0]} channels; "
                 f"got {self.groups}"
             )
-        size = self.kernel_size
-        window = (size, size) if isinstance(size, int) else tuple(size)
-        self._make_parameters((self.channels, shape[0] // self.groups, *window), random)
+        window = pair("Convolution", "kernel_size", self.kernel_size, 1)
+        return (self.channels, shape[0] // self.groups, *window)
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self._make_parameters(shape, random)
         given: dict[str, Any] = {
-            **self.parameters, "input": shape, "stride": self.stride, "padding": self.padding,
-            "dilation": self.dilation, "activation": self.activation,
-        }  # fmt: skip
+            **self.parameters,
+            "input": shape,
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "activation": self.activation,
+        }
         self._pool = None
         if not self._is_fused:
             self._layer = ConvolutionLayer(**given, groups=self.groups)
@@ -388,15 +501,14 @@ class Convolution(_Weighted):
                 p["weights"], p.get("bias"), self.stride, self.dilation, padding=self.padding
             ),
             FusedNormalizationParameters(
-                norm.pop("normalization"), p["beta"], p["gamma"], activation=self.activation,
-                **norm,
+                norm.pop("normalization"), p["beta"], p["gamma"], activation=self.activation, **norm
             ),
             FusedPoolingParameters("max", pool.kernel_size, pool.stride, pool.padding),
             input=self._layer.input_spec,
-        )  # fmt: skip
+        )
         samples = 32  # some: the layer decides by the batch
         between = 4 * samples * prod(self._layer.output_spec.shape)
-        if layer.kept_bytes(samples) >= 2 * between:
+        if layer.kept_bytes(samples) >= self._layer.kept_bytes(samples) + between:
             layer.close()  # it would keep what lies before the pooling, which a plan shares
             return None
         self._layer.close()
@@ -407,20 +519,8 @@ class Convolution(_Weighted):
     def needs_output(self) -> bool:
         return self._pool is None and super().needs_output
 
-    def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
-        if self._pool is None:
-            super().backward(x, y, grad_output, input_gradient, gradients, rooms=rooms)
-            return
-        names = self._layer.parameter_names
-        self._layer.apply_backward(
-            x, y=None, grad_output=grad_output, input_gradients=(input_gradient,),
-            parameter_gradients=[gradients.get(name) for name in names],
-        )  # fmt: skip
 
-
+@_built
 @dataclasses.dataclass(eq=False)
 class Normalize(_Activated):
     """A normalization with beta and gamma: batch, instance, layer or group.
@@ -440,32 +540,51 @@ class Normalize(_Activated):
 
     needs_input = True  # borrowed by the layer, which keeps no copy then
 
-    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
         whole = getattr(self.kind, "name", self.kind) == "layer"
-        affine = shape if whole else shape[:1]
-        self.parameters = {
-            "gamma": np.ones(affine, np.float32), "beta": np.zeros(affine, np.float32),
-        }  # fmt: skip
-        self.statistics = _statistics(self.kind, affine)
+        require_extents("Normalize", shape)
+        return _norm_shapes(self.kind, shape if whole else shape[:1])
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        made = {name: _plain_values(name, extents) for name, extents in self._shapes(shape).items()}
+        self.statistics = {name: made.pop(name) for name in _STATISTICS if name in made}
+        self.parameters = made
         self._layer = NormalizationLayer(
-            self.kind, input=shape, **self.parameters, **self.statistics, momentum=self.momentum,
-            epsilon=self.epsilon, activation=self.activation, borrow_input=True,
-        )  # fmt: skip
+            self.kind,
+            input=shape,
+            **self.parameters,
+            **self.statistics,
+            momentum=self.momentum,
+            epsilon=self.epsilon,
+            activation=self.activation,
+            borrow_input=True,
+        )
         return shape
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         self._layer.apply(x, training=training, out=y)
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         self._layer.apply_backward(
-            None, y, grad_output, input_gradient=input_gradient,
-            beta_gradient=gradients.get("beta"), gamma_gradient=gradients.get("gamma"),
-        )  # fmt: skip
+            None,
+            y,
+            grad_output,
+            input_gradient=input_gradient,
+            beta_gradient=gradients.get("beta"),
+            gamma_gradient=gradients.get("gamma"),
+        )
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Activate(Block):
     """An activation of its own: any name or ``Activation``; softmax runs over the last axis.
@@ -475,25 +594,35 @@ class Activate(Block):
 
     activation: ActivationLike
 
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {}
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         self.needs_input = not _from_output(self.activation)
         self.needs_output = True
         self._layer = ActivationLayer(self.activation, input=shape)
         return shape
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         self._layer.apply(x, out=y)
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         if input_gradient is not None:
             self._layer.apply_backward(
                 x, y, grad_output, input_gradient=input_gradient, alpha_gradient=None
             )
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Pool(Block):
     """Pooling over images: (C, H, W) → (C, H', W').
@@ -518,35 +647,52 @@ class Pool(Block):
     def needs_output(self) -> bool:
         return self.kind == "l2_norm"
 
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {}
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         self._layer = PoolingLayer(
-            self.kind, input=shape, kernel_size=self.kernel_size, stride=self.stride,
+            self.kind,
+            input=shape,
+            kernel_size=self.kernel_size,
+            stride=self.stride,
             padding=self.padding,
-        )  # fmt: skip
+        )
         return tuple(self._layer.output_spec.shape)
 
-    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+    def saved(self, batch: int) -> dict[str, tuple[Shape, str]]:
         if self.kind != "max":
             return {}
         return {"indices": ((batch, *self._layer.output_spec.shape), "uint32")}
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
-        self._layer.apply(x, out=y, indices=rooms.get("indices"))
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
+        self._layer.apply(x, out=y, indices=saved.get("indices"))
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         if input_gradient is not None:
             self._layer.apply_backward(
-                x, y, grad_output, indices=rooms.get("indices"), input_gradient=input_gradient,
+                x,
+                y,
+                grad_output,
+                indices=saved.get("indices"),
+                input_gradient=input_gradient,
                 bias_gradient=None,
-            )  # fmt: skip
+            )
 
 
 # ---- sequences: samples (length, width) ----
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Embedding(Block):
     """A vector for each number: samples of whole numbers (…) → (…, width).
@@ -574,38 +720,48 @@ class Embedding(Block):
     needs_input = False  # the numbers are kept as such
     needs_output = False
 
-    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
-        if not 1 <= self.entries <= _WHOLE or self.width < 1:
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        table = self.entries, self.width
+        require_extents("Embedding", table)
+        if self.entries > _WHOLE:
             raise LayerCreationError(
-                f"[Embedding] entries, width: expected 1 to {_WHOLE} vectors of at least one "
-                f"value; got {self.entries}, {self.width}"
+                f"[Embedding] entries: expected 1 to {_WHOLE}; got {self.entries}"
             )
-        table = random.normal(0, self.scale, (self.entries, self.width)).astype(np.float32)
-        self.parameters = {"table": table}
+        return {"table": table}
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        draw = partial(random.normal, 0, self.scale)
+        self.parameters = {"table": _drawn(self._shapes(shape)["table"], draw)}
         self._shape = shape
         return (*shape, self.width)
 
-    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+    def saved(self, batch: int) -> dict[str, tuple[Shape, str]]:
         return {"numbers": ((batch, *self._shape), "int64")}
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         if x.size and not (x.min() > -0.5 and x.max() < self.entries - 0.5):  # nor for NaN
             raise ArrayError(
                 f"[Embedding] x: expected numbers from 0 to {self.entries - 1}; "
                 f"got {x.min():g} to {x.max():g}"
             )
-        numbers = rooms.get("numbers")
+        numbers = saved.get("numbers")
         if numbers is None:
             numbers = np.empty(x.shape, np.int64)
         np.rint(x, out=numbers, casting="unsafe")
         np.take(self.parameters["table"], numbers, axis=0, out=y, mode="clip")
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         if "table" in gradients:
-            numbers = rooms["numbers"].reshape(-1)
+            numbers = saved["numbers"].reshape(-1)
             order = np.argsort(numbers, kind="stable")
             found, starts = np.unique(numbers[order], return_index=True)
             rows = grad_output.reshape(-1, self.width)[order]
@@ -618,6 +774,7 @@ class Embedding(Block):
 _WHOLE = 1 << 24  # float32 knows all whole numbers up to here
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Position(Block):
     """A learned array of a sample's shape, added to every sample: where in it a value stands.
@@ -631,27 +788,40 @@ class Position(Block):
     needs_input = False
     needs_output = False
 
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        require_extents("Position", shape)
+        return {"table": shape}
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
-        table = random.normal(0, self.scale, shape).astype(np.float32)
+        table = _drawn(self._shapes(shape)["table"], partial(random.normal, 0, self.scale))
         self.parameters = {"table": table}
-        self._layer = BinaryArithmeticLayer(
-            "add", input_a=shape, input_b=table, b_kind="parameter"
-        )
+        self._layer = BinaryArithmeticLayer("add", input_a=shape, input_b=table, b_kind="parameter")
         return shape
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         self._layer.apply(x, self.parameters["table"], out=y)
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
         self._layer.apply_backward(
-            None, None, None, grad_output, a_gradient=input_gradient,
+            None,
+            None,
+            None,
+            grad_output,
+            a_gradient=input_gradient,
             b_gradient=gradients.get("table"),
-        )  # fmt: skip
+        )
 
 
+@_built
 @dataclasses.dataclass(eq=False)
 class Attention(Block):
     """Attention of a sequence to itself: (length, width) → (length, width).
@@ -677,21 +847,30 @@ class Attention(Block):
 
     needs_output = False
 
-    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
-        if len(shape) != 2 or self.heads < 1 or shape[1] % self.heads:
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        whole = isinstance(self.heads, _INTEGERS) and self.heads >= 1
+        if len(shape) != 2 or not whole or shape[1] % self.heads:
             raise LayerCreationError(
                 "[Attention] input: expected samples (length, width) with a width that "
                 f"{self.heads} heads divide; got {shape}"
             )
         width = shape[1]
-        part = width // self.heads
-        self.parameters = {}
+        shapes: dict[str, Shape] = {}
         for word in _PROJECTIONS:
-            outer = (width,) if word == "output" else (self.heads, part)
-            weights = initial(self.initializer, (width, width), random)
-            self.parameters[f"{word}_weights"] = weights.reshape(*outer, width)
+            outer = (width,) if word == "output" else (self.heads, width // self.heads)
+            shapes[f"{word}_weights"] = (*outer, width)
             if self.bias:
-                self.parameters[f"{word}_bias"] = np.zeros(outer, np.float32)
+                shapes[f"{word}_bias"] = outer
+        return shapes
+
+    def build(self, shape: Shape, random: np.random.Generator) -> Shape:
+        self.parameters = {}
+        for name, extents in self._shapes(shape).items():
+            if name.endswith("_weights"):
+                square = initial(self.initializer, (shape[1], shape[1]), random)
+                self.parameters[name] = square.reshape(extents)
+            else:
+                self.parameters[name] = np.zeros(extents, np.float32)
         given: dict[str, Any] = {"lengths": shape[0], "causal": self.causal}
         for word in _PROJECTIONS:
             bias = self.parameters.get(f"{word}_bias")
@@ -706,29 +885,48 @@ class Attention(Block):
         self._layer.close()
         self._trained.close()
 
-    def rooms(self, batch: int) -> dict[str, tuple[Shape, str]]:
+    def saved(self, batch: int) -> dict[str, tuple[Shape, str]]:
         return {"cache": ((-(-self._trained.cache_bytes(batch) // 8),), "uint64")}
 
-    def forward(self, x: Values, y: Values, *, training: bool, rooms: Rooms) -> None:
+    def forward(self, x: Values, y: Values, *, training: bool, saved: Arrays) -> None:
         layer = self._trained if training else self._layer
-        layer.apply(x, x, x, out=y, cache=_cache(rooms) if rooms else False)
+        layer.apply(x, x, x, out=y, cache=_cache(saved) if saved else False)
 
     def backward(
-        self, x: Values, y: Values, grad_output: Values, input_gradient: Values | None,
-        gradients: Rooms, *, rooms: Rooms,
-    ) -> None:  # fmt: skip
-        targets = {name.replace("_", "."): array for name, array in gradients.items()}
-        if input_gradient is not None:  # one array for three inputs receives the sum
-            targets |= {f"{word}.input": input_gradient for word in _PROJECTIONS[:3]}
-        self._trained.apply_backward(x, x, x, grad_output, cache=_cache(rooms), gradients=targets)
+        self,
+        x: Values,
+        y: Values,
+        grad_output: Values,
+        input_gradient: Values | None,
+        gradients: Arrays,
+        *,
+        saved: Arrays,
+    ) -> None:
+        self._trained.apply_backward(  # one array for three inputs receives the sum
+            x,
+            x,
+            x,
+            None,
+            grad_output,
+            cache=_cache(saved),
+            query_gradient=input_gradient,
+            key_gradient=input_gradient,
+            value_gradient=input_gradient,
+            **_targets(self.parameters, gradients),
+        )
 
 
 _PROJECTIONS = ("query", "key", "value", "output")
 
 
-def _cache(rooms: Rooms) -> AttentionCache:
+def _targets(parameters: Iterable[str], gradients: Arrays) -> dict[str, Any]:
+    """The keywords of a layer's ``apply_backward`` for all parameters; frozen ones are skipped."""
+    return {f"{name}_gradient": gradients.get(name) for name in parameters}
+
+
+def _cache(saved: Arrays) -> AttentionCache:
     cache = AttentionCache()
-    cache._memory = rooms["cache"]
+    cache._memory = saved["cache"]
     return cache
 
 
@@ -739,10 +937,14 @@ def _cache(rooms: Rooms) -> AttentionCache:
 class Flatten(Block):
     """Samples of one axis: (C, H, W) → (C·H·W,). Costs nothing: the same memory."""
 
+    def _shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {}
+
     def build(self, shape: Shape, random: np.random.Generator) -> Shape:
         return (prod(shape),)
 
 
+@spoken(LayerCreationError)
 @dataclasses.dataclass(eq=False, init=False)
 class Branch(Block):
     """Several ways from the same input, joined: a sum, or their channels side by side.

@@ -51,6 +51,7 @@ array([[[0, 0, 0, 0],
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import threading
 from pathlib import Path
@@ -405,6 +406,9 @@ def _plain(type_: Any) -> Any:
 # ---- names, looked up on first use ----
 
 _lock = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child would wait for ever for a thread it does not have
+    _free = _lock.release
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_free, after_in_child=_free)
 _headers: _Headers | None = None
 _library: ctypes.CDLL | None = None
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import ArrayError, LayerApplyError
+from ._errors import ArgumentError, ArrayError, LayerApplyError
+from ._layer import Layer
+from ._spoken import number, shown, whole
 from .blocks import (
     Activate,
     Attention,
@@ -25,6 +27,7 @@ from .blocks import (
 )
 from .network import Network
 from .normalization import Normalization
+from .training import array_of
 
 __all__ = ["GradientReport", "check_all", "check_gradients"]
 
@@ -43,7 +46,8 @@ def check_all() -> dict[str, GradientReport]:
         "convolution, 1 x 1": (_IMAGES, [Convolution(4, 1)]),
         "convolution, one channel a group": (_IMAGES, [Convolution(3, 3, groups=3)]),
         "convolution, batch norm": (
-            _IMAGES, [Convolution(4, 3, normalization="batch", activation="sigmoid")],
+            _IMAGES,
+            [Convolution(4, 3, normalization="batch", activation="sigmoid")],
         ),
         "max pooling": (_IMAGES, [Pool("max", 2)]),
         "average pooling": (_IMAGES, [Pool("average", 3, 2, 1)]),
@@ -58,7 +62,7 @@ def check_all() -> dict[str, GradientReport]:
         "rows": (_SEQUENCES, [Rows(Normalize("layer"), Dense(4, "gelu"))]),
         "branches, added": (_ROWS, [Branch([Dense(8, "tanh")], [])]),
         "branches, side by side": (_ROWS, [Branch([Dense(3)], [], join="concatenate")]),
-    }  # fmt: skip
+    }
     for word in ("relu", "gelu", "silu", "softmax", "tanh"):
         targets[word] = (_ROWS, [Activate(word)])
     random = np.random.default_rng(0)
@@ -151,23 +155,38 @@ def check_gradients(
         >>> openbnns.check_gradients(Dense(2, "tanh"), x).ok
         True
     """
-    values = np.array(x, copy=True)
-    if values.dtype != np.float32:
-        raise ArrayError(f"[check_gradients] x: expected float32; got {values.dtype}")
+    where = "check_gradients"
+    values = array_of(where, "x", x).copy()
+    if values.dtype != np.float32 or not values.ndim:
+        raise ArrayError(f"[{where}] x: expected float32 (N, …); got {values.dtype} {values.shape}")
+    entries, worst = whole(where, "entries", entries, 1), whole(where, "worst", worst)
+    step, tolerance = number(where, "step", step), number(where, "tolerance", tolerance)
+    if not step > 0:
+        raise ArgumentError(f"[{where}] step: expected more than 0; got {step}")
+    seed = whole(where, "seed", seed)
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise ArgumentError(
+            f"[{where}] parameters: expected arrays by name or None; got {shown(parameters)}"
+        )
     if isinstance(target, Block):
         target = Network([target], loss="mse")
-    if not isinstance(target, Network):
+    if not isinstance(target, (Network, Layer)):
+        raise ArgumentError(
+            f"[{where}] target: expected a layer, a block or a network; got {shown(target)}"
+        )
+    if isinstance(target, Layer):
         functions = _of_layer(target, values, dict(parameters or {}))
         return _compare(values, *functions, entries, worst, step, tolerance, seed)
-    target._see(values)
-    with _nothing_set_apart(target):
+    with target._turn.alone, _prepared(target, values):
         functions = _of_network(target, values)
         return _compare(values, *functions, entries, worst, step, tolerance, seed)
 
 
 @contextlib.contextmanager
-def _nothing_set_apart(network: Network) -> Iterator[None]:
-    """All is trained, nothing is dropped. Then all is frozen and dropped that was."""
+def _prepared(network: Network, values: npt.NDArray[Any]) -> Iterator[None]:
+    """Built for such values; all is trained, nothing is dropped. Then all is frozen and dropped
+    that was."""
+    network._see(values)
     blocks = [stage.block for stage in network._each()]
     dropping = [b for b in blocks if isinstance(b, Attention) and b.dropout != 0]
     if not network._frozen and not dropping:
@@ -213,9 +232,17 @@ def _compare(
     checked = skipped = 0
     for name, array in {"input": values, **own}.items():
         found, kinks = _entries(
-            name, array, gradients[name], max(sizes[name], least), forward, weights, random,
-            entries, step, tolerance,
-        )  # fmt: skip
+            name,
+            array,
+            gradients[name],
+            max(sizes[name], least),
+            forward,
+            weights,
+            random,
+            entries,
+            step,
+            tolerance,
+        )
         checked, skipped = checked + len(found), skipped + kinks
         rows += sorted(found, key=lambda row: -row[4])[:worst]
     return GradientReport(tuple(rows), checked, skipped, tolerance)
@@ -284,8 +311,8 @@ def _entries(
     """Rows for some entries of an array, and how many were skipped."""
     picked = random.choice(array.size, min(entries, array.size), replace=False)
     rows, skipped = [], 0
-    for number in np.sort(picked):
-        index = tuple(int(i) for i in np.unravel_index(number, array.shape))
+    for place in np.sort(picked):
+        index = tuple(int(i) for i in np.unravel_index(place, array.shape))
         ours = float(gradient[index])
         for size in (step, step / 8):  # the smaller one has more rounding and fewer kinks in it
             left, right = _slopes(array, index, forward, weights, size)

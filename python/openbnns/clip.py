@@ -11,6 +11,7 @@ import numpy.typing as npt
 from . import _core
 from ._errors import ArrayError, LayerApplyError
 from ._spec import Array, ArraySpec, GradientTarget, as_array
+from ._spoken import spoken
 
 T = TypeVar("T")
 #: Axes of a whole array; None is all of them.
@@ -80,6 +81,7 @@ def _flags(where: str, axes: WholeAxes, rank: int) -> int:
 def clip(x: Array, low: float, high: float, *, out: None = ...) -> npt.NDArray[Any]: ...
 @overload
 def clip(x: Array, low: float, high: float, *, out: T) -> T: ...
+@spoken(LayerApplyError)
 def clip(x: Array, low: float, high: float, *, out: Any = None) -> Any:
     """Every value limited to low … high; NaN stays NaN.
 
@@ -112,9 +114,8 @@ def clip_by_norm(
 ) -> npt.NDArray[Any]: ...
 @overload
 def clip_by_norm(x: Array, threshold: float, *, axes: WholeAxes = ..., out: T) -> T: ...
-def clip_by_norm(
-    x: Array, threshold: float, *, axes: WholeAxes = None, out: Any = None
-) -> Any:
+@spoken(LayerApplyError)
+def clip_by_norm(x: Array, threshold: float, *, axes: WholeAxes = None, out: Any = None) -> Any:
     """Slices scaled down to an L2 norm of at most ``threshold``.
 
     Args:
@@ -140,11 +141,10 @@ def clip_by_norm(
     where = "clip_by_norm"
     spec = _whole(where, "x", x)
     flags = _flags(where, axes, len(spec.shape))
-    return _core.clip_norm(
-        where, spec._operand(), spec.packed._operand(), x, out, threshold, flags
-    )
+    return _core.clip_norm(where, spec._operand(), spec.packed._operand(), x, out, threshold, flags)
 
 
+@spoken(LayerApplyError)
 def clip_by_global_norm(
     xs: Sequence[Array],
     threshold: float,
@@ -191,6 +191,7 @@ def clip_by_global_norm(
 def norm(x: Array, *, axes: WholeAxes = ..., out: None = ...) -> npt.NDArray[Any]: ...
 @overload
 def norm(x: Array, *, axes: WholeAxes = ..., out: T) -> T: ...
+@spoken(LayerApplyError)
 def norm(x: Array, *, axes: WholeAxes = None, out: Any = None) -> Any:
     """The L2 norm √Σx² of slices.
 
@@ -220,6 +221,7 @@ def norm(x: Array, *, axes: WholeAxes = None, out: Any = None) -> Any:
     return _core.clip_compute_norm(where, spec._operand(), norms._operand(), x, out, flags)
 
 
+@spoken(LayerApplyError)
 def norm_backward(
     x: Array,
     y: Array,

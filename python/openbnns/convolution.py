@@ -66,9 +66,9 @@ class ConvolutionLayer(UnaryLayer):
         output_padding: transposed: rows and columns more than the kernel reaches.
         weights_spec: what the weights are when their array does not say it: ``scale``, ``table``
             or another ``layout``.
-        winograd: for kernels of 3×3 with steps of 1, and of 3 or 4 with steps of 2: True allows
-            Winograd's algorithm, which is faster and a little less exact, False forbids it, None is
-            the library's setting (``openbnns.set_winograd``).
+        winograd: for kernels of 3×3 with steps of 1: True allows Winograd's algorithm, which is
+            faster and a little less exact, False forbids it, None is the library's setting
+            (``openbnns.set_winograd``).
         num_threads: limit for this layer; None is the library's setting.
         copy_parameters: keep copies of weights and bias. Without it the layer reads the caller's
             arrays in every call, so an update in place is seen at once.
@@ -117,10 +117,20 @@ class ConvolutionLayer(UnaryLayer):
         self._input_spec = spec_of(where, "input", input)
         self._weights, self._bias = weights, bias
         description, self._output_spec = describe(
-            where, self._input_spec, None if output is None else spec_of(where, "output", output),
-            weights, bias, stride, padding, dilation, groups, activation, transposed,
-            output_padding, weights_spec,
-        )  # fmt: skip
+            where,
+            self._input_spec,
+            None if output is None else spec_of(where, "output", output),
+            weights,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            activation,
+            transposed,
+            output_padding,
+            weights_spec,
+        )
         self._filter = _core.convolution_create(
             where,
             description,
@@ -148,7 +158,7 @@ class ConvolutionLayer(UnaryLayer):
             batch: number of samples.
 
         Raises:
-            LayerApplyError: the layer is closed.
+            LayerApplyError: the layer is closed, or no machine has so much memory.
 
         See also: ``obn_filter_work_bytes``.
         """
@@ -176,9 +186,7 @@ class ConvolutionLayer(UnaryLayer):
         """
         return _apply(self._filter, x, out)
 
-    def __call__(self, x: Array, *, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, x, out)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -228,10 +236,16 @@ class ConvolutionLayer(UnaryLayer):
             bits = accumulate_bits(type(self).__name__, accumulate, targets)
         return WeightGradients(
             *_backward(
-                self._filter, x, y, grad_output, input_gradient, weights_gradient, bias_gradient,
+                self._filter,
+                x,
+                y,
+                grad_output,
+                input_gradient,
+                weights_gradient,
+                bias_gradient,
                 bits,
             )
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(input={self._input_spec!r}, output={self._output_spec!r})"
@@ -278,11 +292,22 @@ class TransposedConvolutionLayer(ConvolutionLayer):
         copy_parameters: bool = False,
     ) -> None:
         super().__init__(
-            weights, input=input, output=output, bias=bias, stride=stride, padding=padding,
-            dilation=dilation, groups=groups, activation=activation, transposed=True,
-            output_padding=output_padding, weights_spec=weights_spec, winograd=winograd,
-            num_threads=num_threads, copy_parameters=copy_parameters,
-        )  # fmt: skip
+            weights,
+            input=input,
+            output=output,
+            bias=bias,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            activation=activation,
+            transposed=True,
+            output_padding=output_padding,
+            weights_spec=weights_spec,
+            winograd=winograd,
+            num_threads=num_threads,
+            copy_parameters=copy_parameters,
+        )
 
 
 def describe(

@@ -22,6 +22,7 @@ import numpy as np
 
 import openbnns as bnns
 
+from ._errors import ArrayError
 from .blocks import Convolution, Dense, Pool
 from .io import CheckpointError, load_checkpoint, save_checkpoint
 
@@ -102,8 +103,9 @@ class SmallNetwork:
         ]
         self.network = bnns.Network(
             [*(block for stage in stages for block in stage), Dense(CLASSES)],
-            input=(1, size, size), optimizer=bnns.AdamOptimizer(2e-3),
-        )  # fmt: skip
+            input=(1, size, size),
+            optimizer=bnns.AdamOptimizer(2e-3),
+        )
         self.parameters = self.network.parameters()
         self.statistics = {
             name: array
@@ -204,7 +206,10 @@ class Training:
                 raise CheckpointError(
                     f"{path}: {name}: expected {array.dtype}; got {arrays[name].dtype}"
                 )
-        self.network.adam.load_state_dict({name: arrays[f"adam.{name}"] for name in optimizer})
+        try:
+            self.network.adam.load_state_dict({name: arrays[f"adam.{name}"] for name in optimizer})
+        except ArrayError as error:
+            raise CheckpointError(f"{path}: {error}") from error
         for name, array in own.items():
             array[...] = arrays[name]
         self.losses = losses.tolist()
@@ -371,7 +376,6 @@ def run(
     """Train both networks and say what came of it. Returns the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     print(f"OpenBNNS {bnns.__version__}, {bnns.isa()} kernels, {bnns.get_num_threads()} threads")
-    can_save = importlib.util.find_spec("safetensors") is not None
     data = load_handwriting(seed)
     trainings = [digit_training(seed)]
     if data is not None:
@@ -385,14 +389,14 @@ def run(
             training.load(path)
             print(f"  resumed at step {len(training.losses)}")
         resumed = len(training.losses)
-        is_done = train(training, path if can_save else None)
+        is_done = train(training, path)
         steps = len(training.losses) - resumed
         if steps:
             rate = f"{steps * BATCH / training.seconds:,.0f} images per second"
             print(f"  {steps} steps in {training.seconds:.2f} s, {rate}")
-        print(f"  checkpoint: {path if can_save else 'none; pip install safetensors'}")
+        print(f"  checkpoint: {path}")
         if not is_done:
-            print("  stopped; go on with --resume" if can_save else "  stopped")
+            print("  stopped; go on with --resume")
             return 130
 
     digits: Any = importlib.import_module("openbnns.examples.digits")

@@ -25,12 +25,14 @@ from ._spec import (
     precision_of,
     spec_of,
 )
+from ._spoken import spoken
 from .convolution import ConvolutionLayer, bias_spec, output_type
 
 _SPARSE_LAYOUT = 0x21001  # BNNSDataLayoutFullyConnectedSparse
 _WHERE = "FullyConnectedLayer"
 
 
+@spoken(LayerCreationError)
 class SparseWeights:
     """Weights of a fully connected layer in the library's own sparse form, never changed again.
 
@@ -51,11 +53,7 @@ class SparseWeights:
     _packed: npt.NDArray[np.uint8]
 
     def __init__(
-        self,
-        shape: tuple[int, int],
-        data_type: str,
-        nonzeros: int,
-        packed: npt.NDArray[np.uint8],
+        self, shape: tuple[int, int], data_type: str, nonzeros: int, packed: npt.NDArray[np.uint8]
     ) -> None:
         self.shape = shape
         self.data_type = data_type
@@ -138,9 +136,14 @@ class FullyConnectedLayer(ConvolutionLayer):
         self._weights, self._bias = weights, bias
         self._input_spec = input_spec(where, input, weights, weights_spec)
         description, self._output_spec = describe(
-            where, self._input_spec, None if output is None else spec_of(where, "output", output),
-            weights, bias, activation, weights_spec,
-        )  # fmt: skip
+            where,
+            self._input_spec,
+            None if output is None else spec_of(where, "output", output),
+            weights,
+            bias,
+            activation,
+            weights_spec,
+        )
         self._filter = _core.fully_connected_create(
             where,
             description,
@@ -222,9 +225,16 @@ class FullyConnectedLayer(ConvolutionLayer):
             given, indices, starts = np.zeros(1, given.dtype), np.zeros(2, np.uint64), None
         numerator, denominator = (0, 0) if sparsity is None else sparsity
         packed = _core.fully_connected_sparsify(
-            where, rows, columns, given, DATA_TYPES[data_type], indices, starts, numerator,
+            where,
+            rows,
+            columns,
+            given,
+            DATA_TYPES[data_type],
+            indices,
+            starts,
+            numerator,
             denominator,
-        )  # fmt: skip
+        )
         memory = empty(len(packed), np.uint8)
         memory[...] = np.frombuffer(packed, np.uint8)
         memory.flags.writeable = False

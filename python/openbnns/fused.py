@@ -4,18 +4,16 @@ inside."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy.typing as npt
 
 from . import _core, pooling
 from ._activations import ActivationLike
-from ._errors import ArrayError, LayerCreationError
+from ._errors import LayerCreationError
 from ._fused_descriptions import checked, describe_first, describe_second
 from ._fused_parameters import (
-    INPUT_NAMES,
-    ArithmeticParameters,
     FusableLayerParameters,
     FusedBinaryArithmeticParameters,
     FusedConvolutionParameters,
@@ -32,79 +30,64 @@ from ._spec import Array, ArraySpec, GradientTarget, Padding, Pair, SpecLike, co
 from .normalization import Normalization, NormalizationLike
 
 __all__ = [
-    "FusableLayerParameters", "FusedBinaryArithmeticParameters",
-    "FusedConvolutionNormalizationLayer", "FusedConvolutionParameters",
-    "FusedDequantizationParameters", "FusedFullyConnectedNormalizationLayer",
-    "FusedFullyConnectedParameters", "FusedGradients", "FusedLayer", "FusedNormalizationParameters",
-    "FusedParametersLayer", "FusedPoolingParameters", "FusedQuantizationParameters",
-    "FusedTernaryArithmeticParameters", "FusedUnaryArithmeticParameters",
-]  # fmt: skip
+    "FusableLayerParameters",
+    "FusedBinaryArithmeticParameters",
+    "FusedBinaryGradients",
+    "FusedConvolutionNormalizationLayer",
+    "FusedConvolutionParameters",
+    "FusedDequantizationParameters",
+    "FusedFullyConnectedNormalizationLayer",
+    "FusedFullyConnectedParameters",
+    "FusedGradients",
+    "FusedLayer",
+    "FusedNormalizationParameters",
+    "FusedParametersLayer",
+    "FusedPoolingParameters",
+    "FusedQuantizationParameters",
+    "FusedTernaryArithmeticParameters",
+    "FusedTernaryGradients",
+    "FusedUnaryArithmeticParameters",
+]
 
 T = TypeVar("T")
 
 _apply = _core.fused_apply
 _backward = _core.fused_backward
 
-_WEIGHTED_NAMES = ("weights", "bias", "beta", "gamma")
-_ARITHMETIC_NAMES = ("beta", "gamma")
 
+class FusedGradients(NamedTuple):
+    """Gradients of a fused layer with one input; None where one was left out or does not exist.
 
-class FusedGradients:
-    """Gradients of a fused layer; None where one was left out or does not exist.
-
-    ``inputs``: one per input. ``parameters``: in the order of the C interface, weights, bias, beta,
-    gamma, or beta, gamma behind arithmetic. Each has its own name too, and ``input`` is the first
-    of the inputs. Iterating gives the inputs, then the parameters as one tuple.
+    ``weights`` and ``bias`` are those of the first layer, ``beta`` and ``gamma`` those of the
+    normalization.
 
     See also: ``BNNSFusedFilterApplyBackwardBatch``.
     """
 
-    __slots__ = ("inputs", "parameters")
+    input: Any
+    weights: Any
+    bias: Any
+    beta: Any
+    gamma: Any
 
-    inputs: tuple[Any, ...]
-    parameters: tuple[Any, ...]
 
-    def __init__(self, inputs: tuple[Any, ...], parameters: tuple[Any, ...]) -> None:
-        object.__setattr__(self, "inputs", inputs)
-        object.__setattr__(self, "parameters", parameters)
+class FusedBinaryGradients(NamedTuple):
+    """Gradients of a fused layer with two inputs; None where one was left out."""
 
-    @property
-    def input(self) -> Any:
-        """The gradient of the first input."""
-        return self.inputs[0]
+    a: Any
+    b: Any
+    beta: Any
+    gamma: Any
 
-    @property
-    def weights(self) -> Any:
-        """The gradient of the weights; None behind arithmetic."""
-        return self.parameters[0] if len(self.parameters) == 4 else None
 
-    @property
-    def bias(self) -> Any:
-        """The gradient of the first layer's bias; None behind arithmetic."""
-        return self.parameters[1] if len(self.parameters) == 4 else None
+class FusedTernaryGradients(NamedTuple):
+    """Gradients of a fused layer with three inputs; None where one was left out."""
 
-    @property
-    def beta(self) -> Any:
-        """The gradient of beta."""
-        return self.parameters[-2]
-
-    @property
-    def gamma(self) -> Any:
-        """The gradient of gamma."""
-        return self.parameters[-1]
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.inputs
-        yield self.parameters
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"FusedGradients is frozen; cannot set {name}")
-
-    def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"FusedGradients is frozen; cannot delete {name}")
-
-    def __repr__(self) -> str:
-        return f"FusedGradients(inputs={self.inputs!r}, parameters={self.parameters!r})"
+    a: Any
+    b: Any
+    c: Any
+    beta: Any
+    gamma: Any
 
 
 # ---- the layers ----
@@ -114,11 +97,10 @@ class FusedLayer(Layer):
     """Base of the layers that are several in one. A training call keeps what the gradients need
     inside the layer, so it serves one training or backward call at a time."""
 
-    __slots__ = ("_components", "_input_specs", "_parameter_names")
+    __slots__ = ("_components", "_input_specs")
 
     _components: tuple[FusableLayerParameters, ...]
     _input_specs: tuple[ArraySpec, ...]
-    _parameter_names: tuple[str, ...]
 
     def _create(
         self,
@@ -143,11 +125,16 @@ class FusedLayer(Layer):
         third_description = None
         if third is not None:
             third_description, self._output_spec = pooling.describe(
-                where, third.pooling, between, given, third.kernel_size, third.stride,
-                third.padding, third.dilation, third.activation,
-            )  # fmt: skip
-        is_weighted = not isinstance(first, ArithmeticParameters)
-        self._parameter_names = _WEIGHTED_NAMES if is_weighted else _ARITHMETIC_NAMES
+                where,
+                third.pooling,
+                between,
+                given,
+                third.kernel_size,
+                third.stride,
+                third.padding,
+                third.dilation,
+                third.activation,
+            )
         winograd = getattr(first, "winograd", None)
         self._filter = _core.fused_create(
             where,
@@ -161,11 +148,6 @@ class FusedLayer(Layer):
             count(where, "num_threads", num_threads),
             copy_parameters,
         )
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """What ``parameter_gradients`` and ``FusedGradients.parameters`` hold, in order."""
-        return self._parameter_names
 
     @property
     def components(self) -> tuple[FusableLayerParameters, ...]:
@@ -197,9 +179,7 @@ class FusedLayer(Layer):
         """
         return _apply(self._filter, out, training, x)
 
-    def __call__(self, x: Array, *, training: bool, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, out, training, x)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -208,7 +188,10 @@ class FusedLayer(Layer):
         grad_output: Array,
         *,
         input_gradient: GradientTarget = True,
-        parameter_gradients: bool | Sequence[GradientTarget] = True,
+        weights_gradient: GradientTarget = True,
+        bias_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
         accumulate: bool | Collection[str] = False,
     ) -> FusedGradients:
         """The gradients of the batch of the last training call.
@@ -218,13 +201,15 @@ class FusedLayer(Layer):
             y: (N, *output shape), its result; None unless there is an activation.
             grad_output: (N, *output shape), the gradient of y.
             input_gradient: True allocates, an array (N, *input shape) is written to, None skips.
-            parameter_gradients: one target per name in ``parameter_names``, or True or None for
-                all. True allocates the gradients of parameters the layer has.
+            weights_gradient: the same for the weights, summed over the batch.
+            bias_gradient: the same for the first layer's bias.
+            beta_gradient: the same for beta of the normalization.
+            gamma_gradient: the same for gamma.
             accumulate: True adds to the arrays given as targets instead of overwriting them; a set
-                out of ``"input"`` and ``parameter_names`` picks some.
+                out of ``"input"``, ``"weights"``, ``"bias"``, ``"beta"``, ``"gamma"`` picks some.
 
         Returns:
-            ``FusedGradients``.
+            ``FusedGradients(input, weights, bias, beta, gamma)``.
 
         Raises:
             ArrayError: an array does not fit.
@@ -239,40 +224,34 @@ class FusedLayer(Layer):
             >>> y = layer(x, training=True)
             >>> beta, gamma = np.empty(2, "f4"), np.empty(2, "f4")
             >>> grads = layer.apply_backward(
-            ...     x, y, np.array([[1, 0], [0, 2]], "f4"),
-            ...     parameter_gradients=(True, None, beta, gamma))
+            ...     x, y, np.array([[1, 0], [0, 2]], "f4"), beta_gradient=beta,
+            ...     gamma_gradient=gamma)
             >>> beta.tolist(), gamma.tolist()
             ([1.0, 2.0], [-1.0, 2.0])
 
         See also: ``BNNSFusedFilterApplyBackwardBatch``.
         """
-        return self._gradients(
-            (x,), y, grad_output, (input_gradient,), parameter_gradients, accumulate
-        )
+        targets = {
+            "input": input_gradient,
+            "weights": weights_gradient,
+            "bias": bias_gradient,
+            "beta": beta_gradient,
+            "gamma": gamma_gradient,
+        }
+        return FusedGradients(*self._gradients((x,), y, grad_output, targets, accumulate))
 
     def _gradients(
         self,
         xs: Sequence[Array | None],
         y: Array | None,
         grad_output: Array,
-        input_gradients: Sequence[GradientTarget],
-        parameter_gradients: bool | Sequence[GradientTarget] | None,
+        targets: dict[str, GradientTarget],
         accumulate: bool | Collection[str],
-    ) -> FusedGradients:
-        names = self._parameter_names
-        targets = _targets(type(self).__name__, "parameter_gradients", names, parameter_gradients)
+    ) -> tuple[Any, ...]:
         bits = 0
         if accumulate is not False:
-            every = (*self._input_names, *names), (*input_gradients, *targets)
-            bits = accumulate_bits(type(self).__name__, accumulate, dict(zip(*every, strict=True)))
-        return FusedGradients(
-            *_backward(self._filter, y, grad_output, bits, *xs, *input_gradients, *targets)
-        )
-
-    @property
-    def _input_names(self) -> tuple[str, ...]:
-        number = len(self._input_specs)
-        return ("input",) if number == 1 else INPUT_NAMES[:number]
+            bits = accumulate_bits(type(self).__name__, accumulate, targets)
+        return _backward(self._filter, y, grad_output, bits, *xs, *targets.values())
 
     def work_bytes(self, batch: int) -> int:
         """Bytes that calls with a batch of this size hold while they run, at most.
@@ -283,7 +262,7 @@ class FusedLayer(Layer):
             batch: number of samples.
 
         Raises:
-            LayerApplyError: the layer is closed.
+            LayerApplyError: the layer is closed, or no machine has so much memory.
 
         See also: ``obn_filter_work_bytes``.
         """
@@ -298,7 +277,7 @@ class FusedLayer(Layer):
             batch: number of samples.
 
         Raises:
-            LayerApplyError: the layer is closed.
+            LayerApplyError: the layer is closed, or no machine has so much memory.
 
         See also: ``obn_filter_kept_bytes``.
         """
@@ -371,16 +350,30 @@ class FusedParametersLayer(FusedLayer):
         """Shape, type and strides of one sample of every input."""
         return self._input_specs
 
+    # One class has one to three inputs, as in Swift, and as there a method for each number: `*xs`
+    # alone would take no input by its name, and y and grad_output by nothing else.
     @overload
-    def apply(self, *xs: Array, training: bool, out: None = None) -> npt.NDArray[Any]: ...
+    def apply(self, x: Array, *, training: bool, out: None = None) -> npt.NDArray[Any]: ...
     @overload
-    def apply(self, *xs: Array, training: bool, out: T) -> T: ...
-    def apply(self, *xs: Array, training: bool, out: Any = None) -> Any:
+    def apply(self, x: Array, *, training: bool, out: T) -> T: ...
+    @overload
+    def apply(
+        self, a: Array, b: Array, *, training: bool, out: None = None
+    ) -> npt.NDArray[Any]: ...
+    @overload
+    def apply(self, a: Array, b: Array, *, training: bool, out: T) -> T: ...
+    @overload
+    def apply(
+        self, a: Array, b: Array, c: Array, *, training: bool, out: None = None
+    ) -> npt.NDArray[Any]: ...
+    @overload
+    def apply(self, a: Array, b: Array, c: Array, *, training: bool, out: T) -> T: ...
+    def apply(self, *xs: Any, training: bool, out: Any = None, **named: Any) -> Any:
         """The output for a batch.
 
         Args:
-            xs: as many arrays as the layer has inputs, (N, *shape); no N for those that are not
-                samples.
+            x: (N, *input shape), where the layer has one input.
+            a, b, c: the same for each of two or three; no N for those that are not samples.
             training: see ``FusedLayer.apply``; without a normalization it does not matter.
             out: (N, *output shape) to write to, or None.
 
@@ -393,37 +386,86 @@ class FusedParametersLayer(FusedLayer):
 
         See also: ``BNNSFusedFilterApplyMultiInputBatch``.
         """
+        if named:
+            words = ("x",) if len(self._input_specs) == 1 else ("a", "b", "c")
+            rest = words[len(xs) : len(self._input_specs)]
+            if named.keys() != set(rest):
+                raise TypeError(
+                    f"[{type(self).__name__}] expected {', '.join(rest) or 'no more'} by name; "
+                    f"got {', '.join(named)}"
+                )
+            xs += tuple(named[word] for word in rest)
         return _apply(self._filter, out, training, *xs)
 
-    def __call__(self, *xs: Array, training: bool, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, out, training, *xs)
+    __call__ = apply
 
-    def apply_backward(  # type: ignore[override]
+    @overload
+    def apply_backward(
         self,
-        *xs: Array | None,
+        x: Array | None,
         y: Array | None,
         grad_output: Array,
-        input_gradients: bool | Sequence[GradientTarget] | None = True,
-        parameter_gradients: bool | Sequence[GradientTarget] = True,
+        *,
+        input_gradient: GradientTarget = True,
+        weights_gradient: GradientTarget = True,
+        bias_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
         accumulate: bool | Collection[str] = False,
-    ) -> FusedGradients:
+    ) -> FusedGradients: ...
+    @overload
+    def apply_backward(
+        self,
+        a: Array | None,
+        b: Array | None,
+        y: Array | None,
+        grad_output: Array,
+        *,
+        a_gradient: GradientTarget = True,
+        b_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
+        accumulate: bool | Collection[str] = False,
+    ) -> FusedBinaryGradients: ...
+    @overload
+    def apply_backward(
+        self,
+        a: Array | None,
+        b: Array | None,
+        c: Array | None,
+        y: Array | None,
+        grad_output: Array,
+        *,
+        a_gradient: GradientTarget = True,
+        b_gradient: GradientTarget = True,
+        c_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
+        accumulate: bool | Collection[str] = False,
+    ) -> FusedTernaryGradients: ...
+    def apply_backward(self, *arrays: Any, **options: Any) -> Any:
         """The gradients of the batch of the last training call.
 
+        By the number of inputs: ``apply_backward(x, y, grad_output)`` as of ``FusedLayer``,
+        ``apply_backward(a, b, y, grad_output)`` or ``apply_backward(a, b, c, y, grad_output)``,
+        each by position or keyword.
+
         Args:
-            xs: the inputs of that call; None for those that no gradient needs.
+            x, a, b, c: the inputs of that call; None for those that no gradient needs.
             y: (N, *output shape), its result; None unless there is an activation.
             grad_output: (N, *output shape), the gradient of y.
-            input_gradients: one target per input, or True or None for all. Inputs that were one
-                array share one target, which receives the sum.
-            parameter_gradients: one target per name in ``parameter_names``, or True or None for
-                all.
+            input_gradient, weights_gradient, bias_gradient: with one input, as of ``FusedLayer``.
+            a_gradient, b_gradient, c_gradient: with several inputs: True allocates, an array is
+                written to, None skips. Inputs that were one array share one target, which receives
+                the sum.
+            beta_gradient, gamma_gradient: the same for those of the normalization.
             accumulate: True adds to the arrays given as targets instead of overwriting them; a set
-                out of ``"input"`` (several inputs: ``"a"``, ``"b"``, ``"c"``) and
-                ``parameter_names`` picks some.
+                of fields of the result picks some.
 
         Returns:
-            ``FusedGradients``.
+            ``FusedGradients(input, weights, bias, beta, gamma)``,
+            ``FusedBinaryGradients(a, b, beta, gamma)`` or
+            ``FusedTernaryGradients(a, b, c, beta, gamma)``.
 
         Raises:
             ArrayError: an array does not fit.
@@ -438,17 +480,58 @@ class FusedParametersLayer(FusedLayer):
             ...     inputs=[(2,), (2,)])
             >>> a, b = np.array([[1, 2], [2, 3]], "f4"), np.array([[0, 0], [1, 1]], "f4")
             >>> y = layer(a, b, training=True)
-            >>> grads = layer.apply_backward(a, b, y=None, grad_output=np.eye(2, dtype="f4"))
-            >>> grads.beta, len(grads.inputs), grads.gamma
-            (array([1., 1.], dtype=float32), 2, None)
+            >>> grads = layer.apply_backward(a, b, y, np.eye(2, dtype="f4"), a_gradient=None)
+            >>> grads.a, grads.b.shape, grads.beta
+            (None, (2, 2), array([1., 1.], dtype=float32))
 
         See also: ``BNNSFusedFilterApplyBackwardMultiInputBatch``.
         """
-        names = self._input_names
-        if len(xs) != len(names):
-            raise _miscounted(type(self).__name__, "xs", names, xs)
-        targets = _targets(type(self).__name__, "input_gradients", names, input_gradients)
-        return self._gradients(xs, y, grad_output, targets, parameter_gradients, accumulate)
+        if len(self._input_specs) == 1:
+            return super().apply_backward(*arrays, **options)
+        backward = self._backward_of_two if len(self._input_specs) == 2 else self._backward_of_three
+        return backward(*arrays, **options)
+
+    def _backward_of_two(
+        self,
+        a: Array | None,
+        b: Array | None,
+        y: Array | None,
+        grad_output: Array,
+        *,
+        a_gradient: GradientTarget = True,
+        b_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
+        accumulate: bool | Collection[str] = False,
+    ) -> FusedBinaryGradients:
+        targets = {"a": a_gradient, "b": b_gradient, "beta": beta_gradient, "gamma": gamma_gradient}
+        return FusedBinaryGradients(*self._gradients((a, b), y, grad_output, targets, accumulate))
+
+    def _backward_of_three(
+        self,
+        a: Array | None,
+        b: Array | None,
+        c: Array | None,
+        y: Array | None,
+        grad_output: Array,
+        *,
+        a_gradient: GradientTarget = True,
+        b_gradient: GradientTarget = True,
+        c_gradient: GradientTarget = True,
+        beta_gradient: GradientTarget = True,
+        gamma_gradient: GradientTarget = True,
+        accumulate: bool | Collection[str] = False,
+    ) -> FusedTernaryGradients:
+        targets = {
+            "a": a_gradient,
+            "b": b_gradient,
+            "c": c_gradient,
+            "beta": beta_gradient,
+            "gamma": gamma_gradient,
+        }
+        return FusedTernaryGradients(
+            *self._gradients((a, b, c), y, grad_output, targets, accumulate)
+        )
 
 
 class FusedConvolutionNormalizationLayer(FusedLayer):
@@ -514,9 +597,15 @@ class FusedConvolutionNormalizationLayer(FusedLayer):
             weights, bias, stride, dilation, 1, padding, winograd=winograd
         )
         second = FusedNormalizationParameters(
-            Normalization.of(normalization, type(self).__name__), beta, gamma, momentum, epsilon,
-            activation, moving_mean=moving_mean, moving_variance=moving_variance,
-        )  # fmt: skip
+            Normalization.of(normalization, type(self).__name__),
+            beta,
+            gamma,
+            momentum,
+            epsilon,
+            activation,
+            moving_mean=moving_mean,
+            moving_variance=moving_variance,
+        )
         self._create((first, second), (input,), output, num_threads, copy_parameters)
 
 
@@ -572,32 +661,13 @@ class FusedFullyConnectedNormalizationLayer(FusedLayer):
     ) -> None:
         first = FusedFullyConnectedParameters(weights, bias)
         second = FusedNormalizationParameters(
-            Normalization.of(normalization, type(self).__name__), beta, gamma, momentum, epsilon,
-            activation, moving_mean=moving_mean, moving_variance=moving_variance,
-        )  # fmt: skip
+            Normalization.of(normalization, type(self).__name__),
+            beta,
+            gamma,
+            momentum,
+            epsilon,
+            activation,
+            moving_mean=moving_mean,
+            moving_variance=moving_variance,
+        )
         self._create((first, second), (input,), output, num_threads, copy_parameters)
-
-
-# ---- targets of gradients ----
-
-
-def _targets(
-    where: str,
-    argument: str,
-    names: tuple[str, ...],
-    given: bool | Sequence[GradientTarget] | None,
-) -> Sequence[GradientTarget]:
-    """One target per name; True, False and None stand for all of them."""
-    if given is None or given is True or given is False:
-        return (given,) * len(names)
-    if len(given) != len(names):
-        raise _miscounted(where, argument, names, given)
-    return given
-
-
-def _miscounted(
-    where: str, argument: str, names: tuple[str, ...], got: Sequence[Any]
-) -> ArrayError:
-    return ArrayError(
-        f"[{where}] {argument}: expected {len(names)}, {', '.join(names)}; got {len(got)}"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -26,6 +26,7 @@ from ._spec import (
     pair,
     spec_of,
 )
+from ._spoken import number, spoken
 
 _apply = _core.loss_apply
 _backward = _core.loss_backward
@@ -38,6 +39,7 @@ _PER_SAMPLE = ("softmax_cross_entropy", "cosine_distance", "categorical_cross_en
 _FLOAT32 = np.dtype(np.float32)
 
 
+@spoken(LayerCreationError)
 @dataclass(frozen=True, eq=False)
 class YoloParameters:
     """What the detection loss knows of its grid and of the weight of its parts.
@@ -82,13 +84,24 @@ class YoloParameters:
                 f"[{_WHERE}] anchors: expected (count, 2): widths and heights; got {self.anchors!r}"
             )
         return (
-            rows, columns, len(anchors), count(_WHERE, "anchor_box_size", self.anchor_box_size),
-            self.rescore, self.xy_scale, self.wh_scale, self.object_scale, self.no_object_scale,
-            self.classification_scale, self.object_min_iou, self.no_object_max_iou,
-            self.huber_delta, anchors,
-        )  # fmt: skip
+            rows,
+            columns,
+            len(anchors),
+            count(_WHERE, "anchor_box_size", self.anchor_box_size),
+            self.rescore,
+            self.xy_scale,
+            self.wh_scale,
+            self.object_scale,
+            self.no_object_scale,
+            self.classification_scale,
+            self.object_min_iou,
+            self.no_object_max_iou,
+            self.huber_delta,
+            anchors,
+        )
 
 
+@spoken(LayerCreationError)
 class Loss:
     """A loss function with its parameters; x are inputs, l labels, w weights.
 
@@ -312,7 +325,7 @@ class LossLayer(Layer):
         *,
         weights: Array | float | None = None,
         input_gradient: GradientTarget = None,
-        accumulate: bool = False,
+        accumulate: bool | Collection[str] = False,
         out: Any = None,
     ) -> Any:
         """The loss of a batch and, if wanted, its gradient in the same pass.
@@ -323,7 +336,7 @@ class LossLayer(Layer):
                 class numbers, (N,) of any integer type: then no rows of zeros and ones are made.
             weights: float32: a number for all, (N,) one per sample, or (N, *input shape).
             input_gradient: True allocates, an array (N, *input shape) is written to, None skips.
-            accumulate: add to that array instead of overwriting it.
+            accumulate: True or ``{"input"}`` adds to that array instead of overwriting it.
             out: where the loss goes, or None.
 
         Returns:
@@ -343,28 +356,15 @@ class LossLayer(Layer):
 
         See also: ``BNNSLossFilterApplyBatch``, ``obn_loss_apply_classes``.
         """
-        if accumulate:
-            accumulate = accumulate_bits(_WHERE, accumulate, {"input": input_gradient}) != 0
+        bits = 0
+        if accumulate is not False:
+            bits = accumulate_bits(_WHERE, accumulate, {"input": input_gradient})
         labels, class_type = self._labels(x, labels)
         if weights is not None:
             weights = self._weights(x, weights)
-        return _apply(self._filter, x, labels, class_type, weights, out, input_gradient, accumulate)
+        return _apply(self._filter, x, labels, class_type, weights, out, input_gradient, bits)
 
-    def __call__(
-        self,
-        x: Array,
-        labels: Array,
-        *,
-        weights: Array | float | None = None,
-        input_gradient: GradientTarget = None,
-        accumulate: bool = False,
-        out: Any = None,
-    ) -> Any:
-        """The same as ``apply``."""
-        return self.apply(
-            x, labels, weights=weights, input_gradient=input_gradient, accumulate=accumulate,
-            out=out,
-        )  # fmt: skip
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -374,7 +374,7 @@ class LossLayer(Layer):
         *,
         weights: Array | float | None = None,
         input_gradient: GradientTarget = True,
-        accumulate: bool = False,
+        accumulate: bool | Collection[str] = False,
     ) -> InputGradients:
         """The gradient of a batch for a gradient of its loss. Needs no forward call before it.
 
@@ -383,7 +383,7 @@ class LossLayer(Layer):
             grad_output: the gradient of the loss: a number, or an array of the loss's shape. None
                 is 1.
             input_gradient: True allocates, an array (N, *input shape) is written to.
-            accumulate: add to that array instead of overwriting it.
+            accumulate: True or ``{"input"}`` adds to that array instead of overwriting it.
 
         Returns:
             ``InputGradients(input)``.
@@ -401,8 +401,9 @@ class LossLayer(Layer):
 
         See also: ``BNNSLossFilterApplyBackwardBatch``.
         """
-        if accumulate:
-            accumulate = accumulate_bits(_WHERE, accumulate, {"input": input_gradient}) != 0
+        bits = 0
+        if accumulate is not False:
+            bits = accumulate_bits(_WHERE, accumulate, {"input": input_gradient})
         labels, class_type = self._labels(x, labels)
         if weights is not None:
             weights = self._weights(x, weights)
@@ -410,10 +411,9 @@ class LossLayer(Layer):
             grad_output = self._gradient_of(x, 1.0 if grad_output is None else grad_output)
         return InputGradients(
             _backward(
-                self._filter, x, labels, class_type, weights, grad_output, input_gradient,
-                accumulate,
+                self._filter, x, labels, class_type, weights, grad_output, input_gradient, bits
             )
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return (
@@ -423,7 +423,10 @@ class LossLayer(Layer):
     # ---- arguments ----
 
     def _labels(self, x: Array, labels: Array) -> tuple[Array, int]:
-        """Labels for the native side and their type if they are class numbers, else 0."""
+        """Labels for the native side and their type if they are class numbers, else 0.
+
+        Those are counted here: the C call has a pointer to them.
+        """
         if getattr(labels, "ndim", 1) != 1 or not self._input_spec.shape:
             return labels, 0
         array = as_array(_WHERE, "labels", labels)
@@ -444,14 +447,17 @@ class LossLayer(Layer):
         return array, DATA_TYPES[_type_name(array.dtype, _WHERE, "labels")]
 
     def _weights(self, x: Array, weights: Array | float) -> npt.NDArray[Any]:
-        """Packed float32 with one value, one per sample, or one per value."""
+        """Packed float32 with one value, one per sample, or one per value.
+
+        The shape is looked at here: the C call knows only how many there are.
+        """
         if self._loss._yolo is not None:
             raise ArrayError(
                 f"[{_WHERE}] weights: expected None for yolo, which has scales instead; "
                 f"got {type(weights).__name__}"
             )
         if isinstance(weights, (int, float)):
-            return np.full((), weights, np.float32)
+            return np.full((), number(_WHERE, "weights", weights), np.float32)
         array = as_array(_WHERE, "weights", weights)
         if array.dtype != _FLOAT32:
             raise DTypeError(f"[{_WHERE}] weights: expected float32; got {array.dtype}")
@@ -473,7 +479,7 @@ class LossLayer(Layer):
                 f"got {value!r}"
             )
         lead = (_samples(x),) if self._reduction == "none" else ()
-        return np.full((*lead, *spec.shape), value, spec.dtype)
+        return np.full((*lead, *spec.shape), number(_WHERE, "grad_output", value), spec.dtype)
 
 
 def _samples(x: Array) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import ArrayError, LayerCreationError
+from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from ._layer import BinaryLayer, InputGradients, UnaryLayer, accumulate_bits
 from ._spec import (
     Array,
@@ -25,6 +25,7 @@ from ._spec import (
     expressible,
     spec_of,
 )
+from ._spoken import spoken
 from .arithmetic import BinaryGradients
 
 T = TypeVar("T")
@@ -87,9 +88,7 @@ class _ProductLayer(BinaryLayer):
             raise ArrayError(f"[{type(self).__name__}] out: expected an array to add to; got None")
         return _apply(self._filter, a, b, out)
 
-    def __call__(self, a: Array | None, b: Array | None = None, *, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return self.apply(a, b, out=out)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -222,11 +221,19 @@ class BroadcastMatrixMultiplyLayer(_ProductLayer):
         self._weights = input_a if a_is_weights else input_b if b_is_weights else None
         self._input_specs, self._input_spec, self._output_spec = (a, b), a, result
         self._filter = _core.matmul_create(
-            where, a._operand(indexed=True), b._operand(indexed=True),
-            result._operand(indexed=True), self._weights, flags,
-            count(where, "num_threads", num_threads), copy_parameters, transpose_a, transpose_b,
-            alpha, accumulate_to_output,
-        )  # fmt: skip
+            where,
+            a._operand(indexed=True),
+            b._operand(indexed=True),
+            result._operand(indexed=True),
+            self._weights,
+            flags,
+            count(where, "num_threads", num_threads),
+            copy_parameters,
+            transpose_a,
+            transpose_b,
+            alpha,
+            accumulate_to_output,
+        )
 
     def __repr__(self) -> str:
         a, b = self._input_specs
@@ -313,10 +320,18 @@ class TensorContractionLayer(_ProductLayer):
         self._weights = input_a if a_is_weights else input_b if b_is_weights else None
         self._input_specs, self._input_spec, self._output_spec = (a, b), a, result
         self._filter = _core.contraction_create(
-            where, a._operand(indexed=True), b._operand(indexed=True),
-            result._operand(indexed=True), self._weights, flags,
-            count(where, "num_threads", num_threads), copy_parameters, equation, alpha, beta,
-        )  # fmt: skip
+            where,
+            a._operand(indexed=True),
+            b._operand(indexed=True),
+            result._operand(indexed=True),
+            self._weights,
+            flags,
+            count(where, "num_threads", num_threads),
+            copy_parameters,
+            equation,
+            alpha,
+            beta,
+        )
 
     @property
     def equation(self) -> str:
@@ -375,9 +390,12 @@ class GramLayer(UnaryLayer):
             self._output_spec = spec_of(where, "output", output)
         self._alpha = alpha
         self._filter = _core.gram_create(
-            where, x._operand(), self._output_spec._operand(),
-            count(where, "num_threads", num_threads), alpha,
-        )  # fmt: skip
+            where,
+            x._operand(),
+            self._output_spec._operand(),
+            count(where, "num_threads", num_threads),
+            alpha,
+        )
 
     @overload
     def apply(self, x: Array, *, out: None = None) -> npt.NDArray[Any]: ...
@@ -449,14 +467,27 @@ class GramLayer(UnaryLayer):
 
 @overload
 def matmul(
-    a: Array, b: Array, *, transpose_a: bool = ..., transpose_b: bool = ..., alpha: float = ...,
-    workspace: Any = ..., out: None = ...,
-) -> npt.NDArray[Any]: ...  # fmt: skip
+    a: Array,
+    b: Array,
+    *,
+    transpose_a: bool = ...,
+    transpose_b: bool = ...,
+    alpha: float = ...,
+    workspace: Any = ...,
+    out: None = ...,
+) -> npt.NDArray[Any]: ...
 @overload
 def matmul(
-    a: Array, b: Array, *, transpose_a: bool = ..., transpose_b: bool = ..., alpha: float = ...,
-    workspace: Any = ..., out: T,
-) -> T: ...  # fmt: skip
+    a: Array,
+    b: Array,
+    *,
+    transpose_a: bool = ...,
+    transpose_b: bool = ...,
+    alpha: float = ...,
+    workspace: Any = ...,
+    out: T,
+) -> T: ...
+@spoken(LayerApplyError)
 def matmul(
     a: Array,
     b: Array,
@@ -511,11 +542,19 @@ def matmul(
     if plan.turns_b:
         b = b.swapaxes(-1, -2)
     return _core.matmul_direct(
-        "matmul", *plan.operands, transpose_a != plan.turns_a, transpose_b != plan.turns_b, alpha,
-        a, b, out, workspace,
-    )  # fmt: skip
+        "matmul",
+        *plan.operands,
+        transpose_a != plan.turns_a,
+        transpose_b != plan.turns_b,
+        alpha,
+        a,
+        b,
+        out,
+        workspace,
+    )
 
 
+@spoken(LayerApplyError)
 def matmul_workspace_size(
     a: SpecLike,
     b: SpecLike,
@@ -556,9 +595,14 @@ def matmul_workspace_size(
     else:
         result = _whole_spec(out)
     return _core.matmul_workspace_size(
-        where, a_spec._operand(indexed=True), b_spec._operand(indexed=True),
-        result._operand(indexed=True), transpose_a, transpose_b, alpha,
-    )  # fmt: skip
+        where,
+        a_spec._operand(indexed=True),
+        b_spec._operand(indexed=True),
+        result._operand(indexed=True),
+        transpose_a,
+        transpose_b,
+        alpha,
+    )
 
 
 # ---- shapes ----
@@ -625,9 +669,7 @@ def _plan(a: _Lie, transpose_a: bool, b: _Lie, transpose_b: bool, out: _Lie | No
     a_spec = (a.turned() if turns_a else a).spec("a")
     b_spec = (b.turned() if turns_b else b).spec("b")
     if out is None:
-        shape = _product_shape(
-            "matmul", "", a.shape, transpose_a, b.shape, transpose_b, ArrayError
-        )
+        shape = _product_shape("matmul", "", a.shape, transpose_a, b.shape, transpose_b, ArrayError)
         result = ArraySpec(shape, _result_type(a_spec, b_spec))
     else:
         result = out.spec("out")
@@ -641,9 +683,14 @@ def _result_type(a: ArraySpec, b: ArraySpec) -> str:
 
 
 def _product_shape(
-    where: str, prefix: str, a: tuple[int, ...], transpose_a: bool, b: tuple[int, ...],
-    transpose_b: bool, error: type[Exception] = LayerCreationError,
-) -> tuple[int, ...]:  # fmt: skip
+    where: str,
+    prefix: str,
+    a: tuple[int, ...],
+    transpose_a: bool,
+    b: tuple[int, ...],
+    transpose_b: bool,
+    error: type[Exception] = LayerCreationError,
+) -> tuple[int, ...]:
     """(…, M, P) of (…, M, K) and (…, K, P)."""
     for name, shape in ((f"{prefix}a", a), (f"{prefix}b", b)):
         if len(shape) < 2:
@@ -675,9 +722,11 @@ def _words(where: str, equation: str) -> list[tuple[str, str, str, str]]:
 
 
 def _contraction_shape(
-    where: str, equation: str, words: list[tuple[str, str, str, str]],
+    where: str,
+    equation: str,
+    words: list[tuple[str, str, str, str]],
     shapes: tuple[tuple[int, ...], ...],
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The shape that the inputs give. What does not fit together is the native side's to say."""
     extents: dict[str, int] = {}
     stars: tuple[int, ...] = ()

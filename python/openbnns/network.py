@@ -1,8 +1,8 @@
 """Networks: what the layers are, and everything that follows from it.
 
-    blocks ── build ──> names, shapes, parameters
-    batch size ── Plan ──> one arena; forward and backward as lists of calls
-    train_step ──> forward, loss with gradient, backward, optimizer
+blocks ── build ──> names, shapes, parameters
+batch size ── Plan ──> one arena; forward and backward as lists of calls
+train_step ──> forward, loss with gradient, backward, optimizer
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,21 @@ from . import _core
 from . import blocks as _blocks
 from . import training as _training
 from ._errors import (
+    ArgumentError,
     ArrayError,
     BNNSError,
     CheckpointError,
+    DTypeError,
+    LayerApplyError,
     LayerCreationError,
     TrainingError,
 )
 from ._plan import Bound, Each, Fork, Plan, Stage, merged
+from ._spec import MAX_RANK
+from ._spoken import is_whole, misfit, shown, truth, whole
+from ._turn import Turn
 from .blocks import Block, Branch, Convolution, Flatten, Pool, Rows, Shape
-from .io import load_checkpoint, save_checkpoint
+from .io import Checkpoint, decoded, save_checkpoint, shortened
 from .loss import Loss, LossLayer, LossLike
 from .optim import AdamOptimizer, Optimizer
 from .training import History
@@ -40,15 +47,31 @@ if TYPE_CHECKING:
     from .optim import BoundOptimizer
 
 _FORMAT = "openbnns.Network 1"
+_MOST_WORDS = 1 << 20  # characters of a network's description in a file
+_MOST_DEPTH = 32  # branches in branches in a file
+_MOST_BLOCKS = 4096  # in a file: each may hold some kilobytes of native memory without parameters
 _PLANS = 8  # batch sizes whose plans are kept
 _FLOAT32 = np.dtype(np.float32)
+
+
+class _Pending(NamedTuple):
+    """A training forward call whose gradients can be had."""
+
+    plan: Plan
+    thread: int
+    is_contested: bool  # it came before another thread had had the gradients of its own
 
 
 class Network:
     """Blocks in a row, branches among them, with their parameters, loss and optimizer.
 
     Shapes follow from the first input. All arrays of a step lie in one arena that is planned once
-    per batch size; after that a step allocates nothing. A network is used by one thread at a time.
+    per batch size; after that a step allocates nothing.
+
+    Threads may share a network. ``predict``, ``evaluate`` and ``forward`` are done one after the
+    other; what trains or changes it (``fit``, ``train_step``, ``forward(training=True)``,
+    ``backward``, ``load_state``, ``freeze``) raises ``LayerApplyError`` when it meets a call of
+    another thread, and so does a call that meets it.
 
     Args:
         blocks: see ``openbnns.blocks``.
@@ -84,23 +107,33 @@ class Network:
         optimizer: Optimizer | None = None,
         seed: int = 0,
     ) -> None:
-        self.blocks = list(blocks)
+        self.blocks = _listed(blocks)
         self.loss = Loss.of(loss, "Network")
         self.optimizer: Any = AdamOptimizer() if optimizer is None else optimizer
-        self.seed = seed
+        if not isinstance(self.optimizer, Optimizer):
+            raise ArgumentError(
+                f"[Network] optimizer: expected an Optimizer or None; got {shown(optimizer)}"
+            )
+        self.seed = whole("Network", "seed", seed)
         self.steps = 0
         self._input_shape: Shape | None = None
         self._stages: list[Stage | Fork | Each] = []
         self._frozen: set[str] = set()
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        self._turn = Turn("Network")
+        self._pending: _Pending | None = None
         if input is not None:
-            self._build(tuple(int(extent) for extent in input))
+            self._build(_sample_shape(input))
 
     # ---- building ----
 
-    def _build(self, shape: Shape) -> None:
+    def _build(
+        self, shape: Shape, stored: Mapping[str, Any] | None = None, frozen: Iterable[str] = ()
+    ) -> None:
+        """Parameters and layers for samples of a shape. ``stored``: what a file has, by name, with
+        shapes and types that are compared before anything is made; ``frozen``: what it says so."""
         self._input_shape = shape
-        self._stages = _Builder(self.seed).sequence(self.blocks, shape)
+        self._stages = _Builder(self.seed, stored).sequence(self.blocks, shape)
         if not any(not isinstance(stage.block, Flatten) for stage in self._each()):
             raise LayerCreationError("[Network] blocks: expected one that computes; got none")
         last = self._stages[-1]
@@ -110,12 +143,15 @@ class Network:
         compared = self._output_shape[1:] if isinstance(last, Each) else self._output_shape
         self._loss_layer = LossLayer(self.loss, input=compared)
         self._loss_value = np.zeros((), np.float32)
+        self._frozen = set(frozen)
+        if not self._frozen <= self.parameters().keys():
+            raise LayerCreationError("frozen: expected names of parameters; got others")
         self._rebind()
 
     def _rebind(self) -> None:
         """Gradients, optimizer and plans anew: what is trained has changed."""
         trained = {k: p for k, p in self.parameters().items() if k not in self._frozen}
-        self._gradients = {name: np.zeros_like(array) for name, array in trained.items()}
+        self._gradients = {k: np.zeros(p.shape, p.dtype) for k, p in trained.items()}  # untouched
         self._gradient_list = list(self._gradients.values())
         self._bound: BoundOptimizer | None = None
         self._fields, self._update = bytearray(), None
@@ -144,15 +180,19 @@ class Network:
     def _plan(self, batch: int, training: bool, input_gradient: bool = False) -> Plan:
         self._built()
         assert self._input_shape is not None
+        batch = whole("Network", "batch", batch)
         key = batch, training, input_gradient
         plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) == _PLANS:
                 del self._plans[next(iter(self._plans))]
             plan = self._plans[key] = Plan(
-                self._stages, self._input_shape, batch,
-                self._gradients_of if training else None, input_gradient,
-            )  # fmt: skip
+                self._stages,
+                self._input_shape,
+                batch,
+                self._gradients_of if training else None,
+                input_gradient,
+            )
             plan.results = self._compared(plan.output)
             if training:
                 plan.results_gradient = self._compared(plan.output_gradient)
@@ -213,21 +253,30 @@ class Network:
         Raises:
             ArrayError: an entry is missing, not known, or of another shape; then nothing changed.
         """
-        own = self.state()
-        if own.keys() != state.keys():
+        own, where = self.state(), "Network.load_state"
+        if not isinstance(state, Mapping) or own.keys() != state.keys():
             raise ArrayError(
-                f"[Network.load_state] state: expected the entries {sorted(own)}; "
-                f"got {sorted(state)}"
+                f"[{where}] state: expected the entries {sorted(own)}; "
+                f"got {sorted(map(str, state)) if isinstance(state, Mapping) else shown(state)}"
             )
-        arrays = {name: np.asarray(value) for name, value in state.items()}
+        arrays = {
+            name: _training.array_of(where, f"state[{name!r}]", value)
+            for name, value in state.items()
+        }
         for name, array in arrays.items():
             if array.shape != own[name].shape:
                 raise ArrayError(
                     f"[Network.load_state] state[{name!r}]: expected {own[name].shape}; "
                     f"got {array.shape}"
                 )
-        for name, array in arrays.items():
-            own[name][...] = array
+            if not np.can_cast(array.dtype, own[name].dtype, "same_kind"):
+                raise DTypeError(
+                    f"[Network.load_state] state[{name!r}]: expected {own[name].dtype}; "
+                    f"got {array.dtype}"
+                )
+        with self._turn.alone:
+            for name, array in arrays.items():
+                own[name][...] = array
 
     def freeze(self, *names: str) -> None:
         """Leave parameters as they are from now on; the optimizer begins anew for the others.
@@ -242,14 +291,18 @@ class Network:
         known = self.parameters()
         frozen: set[str] = set()
         for name in names:
-            found = {key for key in known if key == name or key.startswith(f"{name}.")}
+            found: set[str] = set()
+            if isinstance(name, str):
+                found = {key for key in known if key == name or key.startswith(f"{name}.")}
             if not found:
                 raise LayerCreationError(
-                    f"[Network.freeze] names: expected some of {', '.join(known)}; got {name!r}"
+                    f"[Network.freeze] names: expected some of {', '.join(known)}; "
+                    f"got {shown(name)}"
                 )
             frozen |= found
-        self._frozen = frozen
-        self._rebind()
+        with self._turn.alone:
+            self._frozen, self._pending = frozen, None
+            self._rebind()
 
     def summary(self, batch: int = 32) -> str:
         """A table of blocks, shapes and parameters, and the memory a training step holds.
@@ -267,18 +320,17 @@ class Network:
             frozen = any(f"{stage.name}.{p}" in self._frozen for p in stage.block.parameters)
             rows.append((stage.name, str(stage.output), f"{count:,}" + " frozen" * frozen))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [
-            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in rows
-        ]
+        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in rows]
         total = sum(array.size for array in self.parameters().values())
-        held = self._plan(batch, training=True).nbytes
+        held = self.plan(batch).nbytes
         return "\n".join(
             [*lines, f"{total:,} parameters; a step of {batch} samples works in {held:,} bytes"]
         )
 
     def plan(self, batch: int, *, training: bool = True) -> Plan:
         """The memory plan for a batch size, to be printed."""
-        return self._plan(batch, training)
+        with self._turn.shared:
+            return self._plan(batch, truth("Network.plan", "training", training))
 
     # ---- calls ----
 
@@ -290,11 +342,29 @@ class Network:
             training: batch statistics are used and running ones updated.
 
         Returns:
-            (N, *output shape) in the arena: valid until the next call.
+            (N, *output shape), a new array; when training it lies in the arena and is valid until
+            the next training call.
         """
-        plan = self._load(x, training, input_gradient=training)
+        if truth("Network.forward", "training", training):
+            return self._forward(x).plan.output  # type: ignore[no-any-return]
+        with self._turn.shared:
+            return self._infer(x).copy()
+
+    def _infer(self, x: Array) -> npt.NDArray[np.float32]:
+        """The result in the arena; the turn is the caller's."""
+        plan = self._load(x, training=False)
         plan.forward()
         return plan.output  # type: ignore[no-any-return]
+
+    def _forward(self, x: Array) -> _Pending:
+        """A training call, to be handed to ``_backward``."""
+        with self._turn.alone:
+            thread, last, self._pending = get_ident(), self._pending, None
+            plan = self._load(x, training=True, input_gradient=True)
+            plan.forward()
+            contested = last is not None and (last.is_contested or last.thread != thread)
+            self._pending = _Pending(plan, thread, contested)
+            return self._pending
 
     def backward(self, grad_output: Array) -> npt.NDArray[np.float32]:
         """The gradients of the last ``forward(training=True)``.
@@ -306,17 +376,39 @@ class Network:
             The gradient of the input, (N, *input shape), valid until the next call; those of the
             parameters are in ``gradients()``.
         """
-        grad = np.asarray(grad_output)
         self._built()
-        plan = self._plans.get((len(grad) if grad.ndim else 0, True, True))
-        if plan is None or grad.shape != plan.output.shape:
+        pending = self._pending
+        if pending is None:
             raise ArrayError(
-                "[Network.backward] grad_output: expected the shape of the last training forward's "
-                f"result; got {grad.shape}"
+                "[Network.backward] grad_output: expected the gradient of the last training "
+                "forward's result; got one without forward(training=True) as the last such call"
             )
-        plan.output_gradient[...] = grad
-        plan.backward()
-        return plan.input_gradient  # type: ignore[no-any-return]
+        if pending.is_contested and pending.thread != get_ident():
+            raise LayerApplyError(
+                "[Network.backward] threads: expected the last training call to be this thread's; "
+                "got that of another one"
+            )
+        return self._backward(pending, grad_output)
+
+    def _backward(self, pending: _Pending, grad_output: Array) -> npt.NDArray[np.float32]:
+        """The gradients of a training call, as long as it is the last one."""
+        where, plan = "Network.backward", pending.plan
+        grad = _training.array_of(where, "grad_output", grad_output)
+        if grad.shape != plan.output.shape:
+            raise ArrayError(
+                f"[{where}] grad_output: expected {plan.output.shape}, the shape of the last "
+                f"training forward's result; got {grad.shape}"
+            )
+        with self._turn.alone:
+            if self._pending is not pending:
+                raise LayerApplyError(
+                    "[Network.backward] expected the gradients of the last training call; got "
+                    "those of an earlier one, whose values are gone"
+                )
+            self._pending = None
+            plan.output_gradient[...] = grad
+            plan.backward()
+            return plan.input_gradient  # type: ignore[no-any-return]
 
     def train_step(
         self,
@@ -343,17 +435,22 @@ class Network:
             ArrayError: an array does not fit.
             TrainingError: the loss is not finite; parameters are as before.
         """
-        if micro_batches == 1 and weights is None:
-            loss = self._whole_step(x, labels)
-        else:
-            if micro_batches == 1:
-                loss = self._differentiate(x, labels, weights)
+        micro_batches = whole("Network.train_step", "micro_batches", micro_batches, 1)
+        if weights is not None and not isinstance(weights, (int, float)):
+            weights = _training.array_of("Network.train_step", "weights", weights)
+        with self._turn.alone:
+            self._pending = None
+            if micro_batches == 1 and weights is None:
+                loss = self._whole_step(x, labels)
             else:
-                loss = self._add_up(x, labels, weights, micro_batches)
-            if self._bound is not None:
-                self._bound.step(self._gradient_list)
-        self.steps += 1
-        return loss
+                if micro_batches == 1:
+                    loss = self._differentiate(x, labels, weights)
+                else:
+                    loss = self._add_up(x, labels, weights, micro_batches)
+                if self._bound is not None:
+                    self._bound.step(self._gradient_list)
+            self.steps += 1
+            return loss
 
     def fit(
         self,
@@ -398,20 +495,34 @@ class Network:
             ArrayError: an array does not fit.
             TrainingError: data or loss are not finite.
         """
-        return _training.fit(
-            self, x, y, epochs=epochs, batch_size=batch_size, validation=validation,
-            shuffle=shuffle, class_weights=class_weights, learning_rate=learning_rate,
-            callbacks=callbacks, micro_batches=micro_batches, seed=self.seed, progress=progress,
-        )  # fmt: skip
+        with self._turn.alone:
+            self._pending = None
+            return _training.fit(
+                self,
+                x,
+                y,
+                epochs=epochs,
+                batch_size=batch_size,
+                validation=validation,
+                shuffle=shuffle,
+                class_weights=class_weights,
+                learning_rate=learning_rate,
+                callbacks=callbacks,
+                micro_batches=micro_batches,
+                seed=self.seed,
+                progress=progress,
+            )
 
     def predict(self, x: Array, *, batch_size: int = 256) -> npt.NDArray[np.float32]:
         """The results for any number of samples: a new array (N, *output shape)."""
-        samples = np.asarray(x)
-        self._see(samples)
-        out = np.empty((len(samples), *self._output_shape), np.float32)
-        for start in range(0, len(samples), batch_size):
-            part = samples[start : start + batch_size]
-            out[start : start + len(part)] = self.forward(part)
+        samples = _training.array_of("Network.predict", "x", x)
+        batch_size = whole("Network.predict", "batch_size", batch_size, 1)
+        with self._turn.shared:
+            self._see(samples)
+            out = np.empty((len(samples), *self._output_shape), np.float32)
+            for start in range(0, len(samples), batch_size):
+                part = samples[start : start + batch_size]
+                out[start : start + len(part)] = self._infer(part)
         return out
 
     def evaluate(self, x: Array, y: Array, *, batch_size: int = 256) -> dict[str, float]:
@@ -421,9 +532,10 @@ class Network:
             ``{"loss": …}``, and ``"accuracy"`` for softmax and categorical cross-entropy.
         """
         x, y = _training.pair_of("x, y", x, y)
-        results = self._compared(self.predict(x, batch_size=batch_size))
-        labels = self._labels(results, y)
-        found = {"loss": float(self._loss_layer.apply(results, labels))}
+        with self._turn.shared:
+            results = self._compared(self.predict(x, batch_size=batch_size))
+            labels = self._labels(results, y)
+            found = {"loss": float(self._loss_layer.apply(results, labels))}
         if self.loss.name in ("softmax_cross_entropy", "categorical_cross_entropy"):
             classes = labels if labels.ndim == 1 else labels.argmax(axis=1)
             found["accuracy"] = float((results.argmax(axis=1) == classes).mean())
@@ -444,15 +556,30 @@ class Network:
             LayerCreationError: a block has settings that are not plain values.
         """
         self._built()
-        arrays: dict[str, Any] = dict(self.state())
-        if optimizer and self._bound is not None:
-            arrays |= {f"optimizer/{k}": v for k, v in self._bound.state_dict().items()}
-        about = {
-            "input": self._input_shape, "loss": self.loss.name, "parameter": self.loss.parameter,
-            "seed": self.seed, "steps": self.steps, "frozen": sorted(self._frozen),
-            "blocks": _described(self.blocks),
-        }  # fmt: skip
-        save_checkpoint(path, arrays, {"format": _FORMAT, "network": json.dumps(about)})
+        _require_few(self.blocks)
+        with self._turn.shared:
+            arrays: dict[str, Any] = dict(self.state())
+            if truth("Network.save", "optimizer", optimizer) and self._bound is not None:
+                arrays |= {f"optimizer/{k}": v for k, v in self._bound.state_dict().items()}
+            about = {
+                "input": self._input_shape,
+                "loss": self.loss.name,
+                "parameter": self.loss.parameter,
+                "seed": self.seed,
+                "steps": self.steps,
+                "frozen": sorted(self._frozen),
+                "blocks": _described(self.blocks),
+            }
+            try:
+                words = json.dumps(about, allow_nan=False)
+                if len(words) > _MOST_WORDS:
+                    raise ValueError(f"description of {len(words)} characters")
+            except (TypeError, ValueError) as error:
+                raise LayerCreationError(
+                    "[Network.save] expected settings that are plain finite values, in at most "
+                    f"{_MOST_WORDS} characters; got {error}"
+                ) from error
+            save_checkpoint(path, arrays, {"format": _FORMAT, "network": words})
 
     @classmethod
     def load(
@@ -472,30 +599,55 @@ class Network:
         Raises:
             CheckpointError: it is not such a file, or it is not whole.
         """
-        arrays, notes = load_checkpoint(path)
-        if notes.get("format") != _FORMAT:
-            raise CheckpointError(
-                f"[Network.load] {path}: expected {_FORMAT}; got {notes.get('format')!r}"
-            )
-        known = {block.__name__: block for block in blocks}
-        try:
-            about = json.loads(notes["network"])
-            loss = about["loss"]
-            if loss in ("huber", "sigmoid_cross_entropy", "softmax_cross_entropy"):
-                loss = getattr(Loss, loss)(about["parameter"])
-            network = cls(
-                _parsed(about["blocks"], known), input=about["input"], loss=loss,
-                optimizer=optimizer, seed=about["seed"],
-            )  # fmt: skip
-            if about["frozen"]:
-                network.freeze(*about["frozen"])
-            network.steps = int(about["steps"])
-            kept = {k[10:]: v for k, v in arrays.items() if k.startswith("optimizer/")}
-            network.load_state({k: v for k, v in arrays.items() if not k.startswith("optimizer/")})
-            if kept and optimizer is not None and network._bound is not None:
-                network._bound.load_state_dict(kept)
-        except (BNNSError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"[Network.load] {path}: not a network: {error}") from error
+        with Checkpoint(path) as file:
+            if file.notes.get("format") != _FORMAT:
+                got = shortened(repr(file.notes.get("format")))
+                raise CheckpointError(f"[Network.load] {path}: expected {_FORMAT}; got {got}")
+            try:
+                known = {block.__name__: block for block in blocks}
+                with np.errstate(all="ignore"):
+                    return cls._from_file(file, optimizer, known)
+            except Exception as error:  # of whatever kind: the file has chosen what happened
+                message = f"[Network.load] {path}: not a network: {shortened(error)}"
+                raise CheckpointError(message) from error
+
+    @classmethod
+    def _from_file(
+        cls, file: Checkpoint, optimizer: Optimizer | None, known: Mapping[str, Any]
+    ) -> Network:
+        """Build what a file describes. No memory is taken for arrays that it does not have."""
+        if len(file.notes["network"]) > _MOST_WORDS:
+            raise LayerCreationError(f"expected a description of at most {_MOST_WORDS} characters")
+        about = decoded(file.notes["network"])
+        loss, shape, steps, seed = (about[key] for key in ("loss", "input", "steps", "seed"))
+        if loss in ("huber", "sigmoid_cross_entropy", "softmax_cross_entropy"):
+            loss = getattr(Loss, loss)(about["parameter"])
+        if not isinstance(shape, list) or not 1 <= len(shape) <= MAX_RANK:
+            raise LayerCreationError(f"input: expected a shape; got {shape!r}")
+        _blocks.require_extents("input", shape)
+        for word, value in (("steps", steps), ("seed", seed)):
+            if type(value) is not int or value < 0:
+                raise LayerCreationError(f"{word}: expected a whole number; got {value!r}")
+        blocks = _parsed(about["blocks"], known)
+        _require_few(blocks)
+        network = cls(blocks, loss=loss, optimizer=optimizer, seed=seed)
+        network.steps = steps
+        arrays = {k: e for k, e in file.entries.items() if not k.startswith("optimizer/")}
+        network._build(tuple(shape), arrays, about["frozen"])
+        own = network.state()
+        if own.keys() != arrays.keys():
+            raise ArrayError(f"expected the entries {sorted(own)}; got {sorted(arrays)}")
+        for name, array in own.items():
+            file.read_into(name, array)
+        kept = {k[10:]: k for k in file.entries if k.startswith("optimizer/")}
+        if kept and optimizer is not None and network._bound is not None:
+            time_step = np.zeros((), np.int64)
+            expected = {"time_step": time_step, **network._bound._named()}
+            if expected.keys() != kept.keys():
+                raise ArrayError(f"expected the entries {sorted(expected)}; got {sorted(kept)}")
+            for name, array in expected.items():
+                file.read_into(kept[name], array)
+            network._bound._go_on(time_step)
         return network
 
     def close(self) -> None:
@@ -509,25 +661,26 @@ class Network:
     def _see(self, samples: npt.NDArray[Any]) -> None:
         """Build for the first batch; check the shape of any."""
         if self._input_shape is None and samples.ndim > 1:
-            self._build(samples.shape[1:])
+            self._build(_sample_shape(samples.shape[1:]))
         if samples.ndim == 0 or samples.shape[1:] != self._input_shape:
             expected = ", ".join(map(str, self._input_shape or ("…",)))
             raise ArrayError(f"[Network] x: expected (N, {expected}); got {samples.shape}")
 
     def _load(self, x: Array, training: bool, input_gradient: bool = False) -> Plan:
         """The plan for a batch, the batch in it."""
-        samples = x if isinstance(x, np.ndarray) else np.asarray(x)
+        samples = x if isinstance(x, np.ndarray) else _training.array_of("Network", "x", x)
         if samples.shape[1:] != self._input_shape or not samples.ndim:
             self._see(samples)
         plan = self._plan(len(samples), training, input_gradient)
         if not _core.copy_packed(plan.input, samples):
-            casting: Any = "unsafe" if samples.dtype.kind in "iufb" else "no"
-            np.copyto(plan.input, samples, casting=casting)
+            if samples.dtype.kind not in "iufbV":
+                raise DTypeError(f"[Network] x: expected numbers; got {samples.dtype}")
+            np.copyto(plan.input, samples, casting="unsafe")
         return plan
 
     def _labels(self, results: npt.NDArray[Any], labels: Array) -> npt.NDArray[Any]:
         """Labels as the loss takes them: class numbers, or float32 of the result's shape."""
-        array = labels if isinstance(labels, np.ndarray) else np.asarray(labels)
+        array = _training.array_of("Network", "labels", labels)
         if self._rows is not None and array.ndim == 2 and array.size == len(results):
             array = array.reshape(-1)
         if array.dtype.kind in "iu" and array.ndim == 1 and self.loss.is_per_sample:
@@ -586,16 +739,18 @@ class Network:
         rates, numbers = [], []
         for step in range(count):
             if learning_rate is not None:
-                self.optimizer.learning_rate = learning_rate(self.steps + step)
+                self.optimizer.learning_rate = _training.rate_at(learning_rate, self.steps + step)
                 rates.append(self.optimizer.learning_rate)
             if self._bound is not None:
                 numbers.append(self._bound._numbers(step)[1])
         losses = np.empty(count, np.float32)
         done = _core.repeat(
-            program, count,
+            program,
+            count,
             [(plan.input, x, rows), (target, y, rows), (self._fields, b"".join(numbers), None)],
-            self._loss_value, losses,
-        )  # fmt: skip
+            self._loss_value,
+            losses,
+        )
         self.steps += done
         if self._bound is not None:
             self._bound.time_step += done
@@ -631,9 +786,12 @@ class Network:
         """Where labels like these have to be for a step on this plan, and its calls."""
         target = np.zeros(labels.shape, labels.dtype)
         loss = partial(
-            self._loss_layer.apply, plan.results, target, input_gradient=plan.results_gradient,
+            self._loss_layer.apply,
+            plan.results,
+            target,
+            input_gradient=plan.results_gradient,
             out=self._loss_value,
-        )  # fmt: skip
+        )
         calls = [
             *plan.ahead,
             Bound("loss", True, loss),
@@ -645,18 +803,19 @@ class Network:
         plan.steps[labels.dtype] = target, merged(calls)
         return plan.steps[labels.dtype]
 
-    def _differentiate(
-        self, x: Array, labels: Array, weights: Array | float | None
-    ) -> float:
+    def _differentiate(self, x: Array, labels: Array, weights: Array | float | None) -> float:
         """The loss of a batch, its gradients in place."""
         plan = self._load(x, training=True)
         plan.forward()
         if self._rows is not None and weights is not None:
             weights = self._row_weights(np.asarray(weights), self._rows)
         self._loss_layer.apply(
-            plan.results, self._labels(plan.results, labels), weights=weights,
-            input_gradient=plan.results_gradient, out=self._loss_value,
-        )  # fmt: skip
+            plan.results,
+            self._labels(plan.results, labels),
+            weights=weights,
+            input_gradient=plan.results_gradient,
+            out=self._loss_value,
+        )
         loss = float(self._loss_value)
         if not isfinite(loss):
             raise self._not_finite(x, labels, loss)
@@ -672,7 +831,7 @@ class Network:
 
     def _add_up(self, x: Array, labels: Array, weights: Any, parts: int) -> float:
         samples, given = _training.pair_of("x, labels", x, labels)
-        if parts < 1 or len(samples) % parts:
+        if len(samples) % parts:
             raise ArrayError(
                 "[Network.train_step] micro_batches: expected a divisor of "
                 f"{len(samples)} samples; got {parts}"
@@ -707,27 +866,46 @@ class Network:
         )
 
 
+def _listed(blocks: Iterable[Block]) -> list[Block]:
+    if not isinstance(blocks, (list, tuple)):
+        raise LayerCreationError(f"[Network] blocks: expected a list; got {shown(blocks)}")
+    return list(blocks)
+
+
+def _sample_shape(shape: Any) -> Shape:
+    """Extents of a sample, of which none is empty."""
+    if not isinstance(shape, (tuple, list)) or not all(is_whole(e) and e > 0 for e in shape):
+        raise LayerCreationError(
+            f"[Network] input: expected the extents of a sample, each at least 1; "
+            f"got {shown(shape)}"
+        )
+    return tuple(int(extent) for extent in shape)
+
+
 class _Builder:
     """Gives blocks their names and shapes, one after the other."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, stored: Mapping[str, Any] | None = None) -> None:
         self._random = np.random.default_rng(seed)
+        if stored is not None:
+            self._random = _blocks.Replayed(self._random.bit_generator)
+        self._stored = stored
         self._counts: dict[str, int] = {}
-        self._seen: list[Block] = []
+        self._seen: set[int] = set()
 
     def sequence(self, blocks: Sequence[Block], shape: Shape) -> list[Stage | Fork | Each]:
         stages: list[Stage | Fork | Each] = []
-        for given in blocks:
+        for given in _listed(blocks):
             if not isinstance(given, Block):
                 raise LayerCreationError(
                     f"[Network] blocks: expected openbnns.blocks; got {type(given).__name__}"
                 )
-            if any(given is block for block in self._seen):
+            if id(given) in self._seen:
                 raise LayerCreationError(
                     f"[Network] blocks: expected each block once; got the same "
                     f"{type(given).__name__} twice"
                 )
-            self._seen.append(given)
+            self._seen.add(id(given))
             if isinstance(given, Branch):
                 stages.append(self._fork(given, shape))
             elif isinstance(given, Rows):
@@ -760,12 +938,23 @@ class _Builder:
         for block in given.parts():
             name = self._name(block)
             try:
+                self._compare(name, block, shape)
                 after = tuple(block.build(shape, self._random))
-            except BNNSError as error:
+            except (BNNSError, MemoryError) as error:
                 raise LayerCreationError(f"[Network] {name} on {shape}: {error}") from error
             stages.append(Stage(name, block, shape, after))
             shape = after
         return stages
+
+    def _compare(self, name: str, block: Block, shape: Shape) -> None:
+        """Whether the file has what the block will make."""
+        if self._stored is None:
+            return
+        for word, expected in (block._shapes(shape) or {}).items():
+            got = self._stored.get(f"{name}.{word}")
+            if got is None or (got.shape, got.dtype) != (expected, _FLOAT32):
+                found = "nothing" if got is None else f"{got.dtype} {got.shape}"
+                raise LayerCreationError(f"{word}: expected float32 {expected}; got {found}")
 
     def _fork(self, branch: Branch, shape: Shape) -> Fork:
         name = self._name(branch)
@@ -800,36 +989,68 @@ class _Builder:
         return f"{word}_{self._counts[word]}"
 
 
-def _described(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _described(blocks: Sequence[Block], depth: int = 0) -> list[dict[str, Any]]:
+    if depth > _MOST_DEPTH:
+        raise LayerCreationError(
+            f"[Network.save] blocks: expected at most {_MOST_DEPTH} in one another; got more"
+        )
     described: list[dict[str, Any]] = []
     for block in blocks:
         if isinstance(block, Branch):
-            paths = [_described(path) for path in block.paths]
+            paths = [_described(path, depth + 1) for path in block.paths]
             described.append({"block": "Branch", "join": block.join, "paths": paths})
         elif isinstance(block, Rows):
-            described.append({"block": "Rows", "blocks": _described(block.blocks)})
+            described.append({"block": "Rows", "blocks": _described(block.blocks, depth + 1)})
         else:
             described.append({"block": type(block).__name__, **block.describe()})
     return described
 
 
-def _parsed(described: Sequence[Mapping[str, Any]], known: Mapping[str, Any]) -> list[Block]:
+def _require_few(blocks: Sequence[Block]) -> None:
+    """So many blocks as a file may have, those in branches and rows too."""
+    pending, count = list(blocks), 0
+    while pending:
+        block = pending.pop()
+        count += 1
+        if isinstance(block, Branch):
+            for path in block.paths:
+                pending += path
+        elif isinstance(block, Rows):
+            pending += block.blocks
+    if count > _MOST_BLOCKS:
+        raise LayerCreationError(
+            f"[Network] blocks: expected at most {_MOST_BLOCKS} in a file; got {count}"
+        )
+
+
+def _parsed(described: Any, known: Mapping[str, Any], depth: int = 0) -> list[Block]:
+    if not isinstance(described, list) or not all(isinstance(entry, dict) for entry in described):
+        raise LayerCreationError(f"blocks: expected a list of blocks; got {described!r}")
+    if depth > _MOST_DEPTH:
+        raise LayerCreationError(f"blocks: expected at most {_MOST_DEPTH} in one another")
     blocks: list[Block] = []
     for entry in described:
-        given = {k: _tuples(v) for k, v in entry.items() if k not in ("block", "blocks", "paths")}
+        given = {word: _tuples(value) for word, value in entry.items() if word not in _STRUCTURE}
         word = entry["block"]
         if word == "Branch":
-            paths = [_parsed(path, known) for path in entry["paths"]]
+            paths = [_parsed(path, known, depth + 1) for path in entry["paths"]]
             blocks.append(Branch(*paths, join=given["join"]))
             continue
         if word == "Rows":
-            blocks.append(Rows(*_parsed(entry["blocks"], known)))
+            blocks.append(Rows(*_parsed(entry["blocks"], known, depth + 1)))
             continue
         kind = known.get(word) or (getattr(_blocks, word) if word in _blocks.__all__ else None)
         if kind is None:
             raise LayerCreationError(f"blocks: expected a class for {word!r}; got none")
+        if word not in known:  # ours, so that their fields say what may be given
+            words = misfit({f.name: f.type for f in _blocks.settings_of(kind)}, given)
+            if words is not None:
+                raise LayerCreationError(f"{word}: {words}")
         blocks.append(kind(**given))
     return blocks
+
+
+_STRUCTURE = ("block", "blocks", "paths")
 
 
 def _tuples(value: Any) -> Any:

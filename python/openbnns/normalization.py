@@ -11,15 +11,8 @@ from . import _core
 from ._activations import Activation, ActivationLike
 from ._errors import ArrayError, LayerCreationError
 from ._layer import Layer, accumulate_bits
-from ._spec import (
-    Array,
-    ArraySpec,
-    GradientTarget,
-    SpecLike,
-    argument_spec,
-    count,
-    spec_of,
-)
+from ._spec import Array, ArraySpec, GradientTarget, SpecLike, argument_spec, count, spec_of
+from ._spoken import spoken
 
 T = TypeVar("T")
 
@@ -32,6 +25,7 @@ NormalizationLike: TypeAlias = "str | Normalization"
 _TYPES = {"batch": 2, "instance": 3, "layer": 4, "group": 5}
 
 
+@spoken(LayerCreationError)
 class Normalization:
     """Which values of a batch share a mean and a variance.
 
@@ -202,13 +196,21 @@ class NormalizationLayer(Layer):
             spec._operand(),
             self._output_spec._operand(),
             describe(
-                where, self._normalization, spec, beta, gamma, moving_mean, moving_variance,
-                momentum, epsilon, activation,
+                where,
+                self._normalization,
+                spec,
+                beta,
+                gamma,
+                moving_mean,
+                moving_variance,
+                momentum,
+                epsilon,
+                activation,
             ),
             count(where, "num_threads", num_threads),
             copy_parameters,
             borrow_input,
-        )  # fmt: skip
+        )
 
     @property
     def normalization(self) -> Normalization:
@@ -251,9 +253,7 @@ class NormalizationLayer(Layer):
         """
         return _apply(self._filter, x, out, training)
 
-    def __call__(self, x: Array, *, training: bool, out: Any = None) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, x, out, training)
+    __call__ = apply
 
     def apply_backward(
         self,
@@ -318,7 +318,7 @@ class NormalizationLayer(Layer):
             batch: number of samples.
 
         Raises:
-            LayerApplyError: the layer is closed.
+            LayerApplyError: the layer is closed, or no machine has so much memory.
 
         See also: ``obn_filter_kept_bytes``.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import ArrayError, DTypeError, OptimizerStepError
+from ._errors import ArgumentError, ArrayError, BNNSError, DTypeError, OptimizerStepError
 from ._spec import Array, ArraySpec, as_array, count
+from ._spoken import FOREIGN, misfit, shown, spoken
+from ._turn import Turn
 from .clip import ClipByGlobalNorm, ClipByNorm, ClipByValue, GradientClipping
 
 # BNNSOptimizerRegularizationFunction.
@@ -88,12 +90,44 @@ class Optimizer:
         """BNNSOptimizerFunction and the bytes of its struct, the one with clipping."""
         raise NotImplementedError
 
+    def __init_subclass__(cls) -> None:
+        """Numbers that are none are named at once."""
+        super().__init_subclass__()
+        if "__init__" not in vars(cls):
+            return
+        make: Any = spoken(where=cls.__name__)(vars(cls)["__init__"])
+
+        @wraps(make)
+        def checked(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(self, *args, **kwargs)
+            self._check()
+
+        cls.__init__ = checked  # type: ignore[method-assign]
+
+    def _check(self) -> None:
+        kinds, clipping = type(self).__init__.__annotations__, self.gradient_clipping
+        words = misfit(kinds, {k: getattr(self, k) for k in kinds if hasattr(self, k)})
+        if words is None and isinstance(clipping, (ClipByValue, ClipByNorm, ClipByGlobalNorm)):
+            words = misfit(type(clipping).__annotations__, vars(clipping))
+        if words is not None:
+            raise ArgumentError(f"[{type(self).__name__}] {words}")
+
+    def _packed(self, time_step: float) -> tuple[int, bytes]:
+        """``_native``, in our words when a number has become none since."""
+        try:
+            return self._native(time_step)
+        except BNNSError:
+            raise
+        except FOREIGN as error:
+            self._check()
+            raise ArgumentError(f"[{type(self).__name__}] {error}") from error
+
     def _first_step(self) -> int:
         return 1
 
     def _penalty(self) -> tuple[float, int]:
         if self.l1 is not None and self.l2 is not None:
-            raise ValueError(
+            raise ArgumentError(
                 f"[{type(self).__name__}] l1, l2: expected at most one of them; "
                 f"got {self.l1} and {self.l2}"
             )
@@ -110,9 +144,9 @@ class Optimizer:
                 return 2, 0.0, 0.0, threshold, 0.0
             case ClipByGlobalNorm(threshold, global_norm):
                 return 3, 0.0, 0.0, threshold, global_norm or 0.0
-        raise ValueError(
+        raise ArgumentError(
             f"[{type(self).__name__}] gradient_clipping: expected ClipByValue, ClipByNorm, "
-            f"ClipByGlobalNorm or None; got {self.gradient_clipping!r}"
+            f"ClipByGlobalNorm or None; got {shown(self.gradient_clipping)}"
         )
 
     def step(
@@ -147,6 +181,14 @@ class Optimizer:
         See also: ``BNNSOptimizerStep``.
         """
         where = type(self).__name__
+        parameters, gradients, accumulators = (
+            _listed(where, word, arrays)
+            for word, arrays in (
+                ("parameters", parameters),
+                ("gradients", gradients),
+                ("accumulators", accumulators),
+            )
+        )
         roles = self.accumulator_count_multiplier
         if len(accumulators) != roles * len(parameters):
             raise OptimizerStepError(
@@ -156,10 +198,10 @@ class Optimizer:
         operands = _operands(where, parameters)
         _core.optimizer_step(
             where,
-            *self._native(self._first_step()),
-            _core.optimizer_hold(where, "parameters", operands, list(parameters)),
-            list(gradients),
-            _core.optimizer_hold(where, "accumulators", operands * roles, list(accumulators)),
+            *self._packed(self._first_step()),
+            _core.optimizer_hold(where, "parameters", operands, parameters),
+            gradients,
+            _core.optimizer_hold(where, "accumulators", operands * roles, accumulators),
             count(where, "num_threads", num_threads),
         )
 
@@ -189,14 +231,18 @@ class Optimizer:
         return BoundOptimizer(self, parameters, num_threads=num_threads)
 
 
+def _listed(where: str, argument: str, arrays: Sequence[Array]) -> list[Array]:
+    if not isinstance(arrays, (list, tuple)):
+        raise ArgumentError(f"[{where}] {argument}: expected a list of arrays; got {shown(arrays)}")
+    return list(arrays)
+
+
 def _operands(where: str, parameters: Sequence[Array]) -> list[tuple[Any, ...]]:
     operands = []
     for i, parameter in enumerate(parameters):
         array = as_array(where, f"parameters[{i}]", parameter)
         if array.dtype != np.float32:
-            raise DTypeError(
-                f"[{where}] parameters[{i}]: expected float32; got {array.dtype.name}"
-            )
+            raise DTypeError(f"[{where}] parameters[{i}]: expected float32; got {array.dtype.name}")
         operands.append(ArraySpec(array.shape)._operand())
     return operands
 
@@ -209,7 +255,8 @@ def _place(array: npt.NDArray[Any]) -> tuple[tuple[int, ...], int]:
 class BoundOptimizer:
     """An optimizer with the parameters it moves, its accumulators and the number of its next step.
 
-    Made by ``Optimizer.bind``.
+    Made by ``Optimizer.bind``. A call that meets one of another thread raises
+    ``OptimizerStepError``.
 
     Attributes:
         optimizer: the numbers, read at every step: ``bound.optimizer.learning_rate /= 10``.
@@ -220,17 +267,28 @@ class BoundOptimizer:
     """
 
     __slots__ = (
-        "__weakref__", "_arena", "_held", "_held_accumulators", "_name", "_roles", "_threads",
-        "accumulators", "optimizer", "parameters", "time_step",
-    )  # fmt: skip
+        "__weakref__",
+        "_arena",
+        "_held",
+        "_held_accumulators",
+        "_name",
+        "_roles",
+        "_threads",
+        "_turn",
+        "accumulators",
+        "optimizer",
+        "parameters",
+        "time_step",
+    )
 
     def __init__(
         self, optimizer: Optimizer, parameters: Sequence[Array], *, num_threads: int | None = None
     ) -> None:
         self._name = where = type(optimizer).__name__
         self._threads = count(where, "num_threads", num_threads)
+        self._turn = Turn(where, OptimizerStepError)
         self.optimizer = optimizer
-        self.parameters = tuple(parameters)
+        self.parameters = tuple(_listed(where, "parameters", parameters))
         self.time_step = optimizer._first_step()
         self._roles = optimizer._roles()
         operands = _operands(where, self.parameters)
@@ -263,15 +321,16 @@ class BoundOptimizer:
 
         See also: ``BNNSOptimizerStep``.
         """
-        _core.optimizer_step(
-            self._name,
-            *self._numbers(),
-            self._held,
-            gradients if isinstance(gradients, list) else list(gradients),
-            self._held_accumulators,
-            self._threads,
-        )
-        self.time_step += 1
+        with self._turn.alone:
+            _core.optimizer_step(
+                self._name,
+                *self._numbers(),
+                self._held,
+                _listed(self._name, "gradients", gradients),
+                self._held_accumulators,
+                self._threads,
+            )
+            self.time_step += 1
 
     def _numbers(self, ahead: int = 0) -> tuple[int, bytes]:
         """What the next step, or one so many later, is done with; see ``Optimizer._native``."""
@@ -281,7 +340,7 @@ class BoundOptimizer:
                 f"[{self._name}] accumulators: expected {', '.join(optimizer._roles()) or 'none'}, "
                 f"as the optimizer's numbers now say; bound with {', '.join(self._roles) or 'none'}"
             )
-        return optimizer._native(self.time_step + ahead)
+        return optimizer._packed(self.time_step + ahead)
 
     def _fixed_step(self, gradients: list[npt.NDArray[Any]]) -> tuple[bytearray, Any]:
         """Steps with gradients that always lie in these arrays: a function that does one, and where
@@ -291,9 +350,15 @@ class BoundOptimizer:
         operands = _operands(self._name, self.parameters)
         held = _core.optimizer_hold(self._name, "gradients", operands, gradients)
         return fields, partial(
-            _core.optimizer_step, self._name, function, fields, self._held, held,
-            self._held_accumulators, self._threads,
-        )  # fmt: skip
+            _core.optimizer_step,
+            self._name,
+            function,
+            fields,
+            self._held,
+            held,
+            self._held_accumulators,
+            self._threads,
+        )
 
     def state_dict(self) -> dict[str, npt.NDArray[Any]]:
         """All that a later run needs beside the parameters.
@@ -307,8 +372,9 @@ class BoundOptimizer:
             >>> sorted(bound.state_dict())
             ['mean_square.0', 'time_step']
         """
-        state = {name: array.copy() for name, array in self._named().items()}
-        return {"time_step": np.array(self.time_step, np.int64), **state}
+        with self._turn.alone:
+            state = {name: array.copy() for name, array in self._named().items()}
+            return {"time_step": np.array(self.time_step, np.int64), **state}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Goes back to a state of ``state_dict``.
@@ -320,10 +386,11 @@ class BoundOptimizer:
             ArrayError: an entry is missing, not known, or of another shape; then nothing changed.
         """
         named = self._named()
-        expected, got = {"time_step", *named}, set(state)
-        if expected != got:
+        expected = {"time_step", *named}
+        if not isinstance(state, Mapping) or expected != set(state):
+            got = sorted(map(str, state)) if isinstance(state, Mapping) else shown(state)
             raise ArrayError(
-                f"[{self._name}] state: expected the entries {sorted(expected)}; got {sorted(got)}"
+                f"[{self._name}] state: expected the entries {sorted(expected)}; got {got}"
             )
         arrays = {name: as_array(self._name, f"state[{name!r}]", state[name]) for name in state}
         for name, into in named.items():
@@ -332,9 +399,22 @@ class BoundOptimizer:
                     f"[{self._name}] state[{name!r}]: expected {into.shape}; "
                     f"got {arrays[name].shape}"
                 )
-        for name, into in named.items():
-            into[...] = arrays[name]
-        self.time_step = int(arrays["time_step"])
+            if not np.can_cast(arrays[name].dtype, into.dtype, "same_kind"):
+                raise DTypeError(
+                    f"[{self._name}] state[{name!r}]: expected float32; got {arrays[name].dtype}"
+                )
+        with self._turn.alone:
+            self._go_on(arrays["time_step"])
+            for name, into in named.items():
+                into[...] = arrays[name]
+
+    def _go_on(self, time_step: npt.NDArray[Any]) -> None:
+        """Take up the number of the next step, which may come from a file."""
+        if time_step.shape or time_step.dtype.kind not in "iu" or not 0 <= time_step < 1 << 62:
+            raise ArrayError(
+                f"[{self._name}] state['time_step']: expected a whole number; got {time_step!r}"
+            )
+        self.time_step = int(time_step)
 
     def _named(self) -> dict[str, npt.NDArray[Any]]:
         n = len(self.parameters)
@@ -384,10 +464,17 @@ class SGDMomentumOptimizer(Optimizer):
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("@ffff?IIIffff")
 
     def __init__(
-        self, learning_rate: float, *, momentum: float = 0.0, nesterov: bool = False,
-        variant: Literal[0, 1, 2] = 0, gradient_scale: float = 1.0, l1: float | None = None,
-        l2: float | None = None, gradient_clipping: GradientClipping = None,
-    ) -> None:  # fmt: skip
+        self,
+        learning_rate: float,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        variant: Literal[0, 1, 2] = 0,
+        gradient_scale: float = 1.0,
+        l1: float | None = None,
+        l2: float | None = None,
+        gradient_clipping: GradientClipping = None,
+    ) -> None:
         super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
         self.momentum = momentum
         self.nesterov = nesterov
@@ -399,9 +486,15 @@ class SGDMomentumOptimizer(Optimizer):
     def _native(self, time_step: float) -> tuple[int, bytes]:
         scale, penalty = self._penalty()
         return 7, self._FIELDS.pack(
-            self.learning_rate, self.momentum, self.gradient_scale, scale, self.nesterov,
-            penalty, self.variant, *self._clipping(),
-        )  # fmt: skip
+            self.learning_rate,
+            self.momentum,
+            self.gradient_scale,
+            scale,
+            self.nesterov,
+            penalty,
+            self.variant,
+            *self._clipping(),
+        )
 
 
 class _AdamFamily(Optimizer):
@@ -424,9 +517,16 @@ class _AdamFamily(Optimizer):
 
     def _fields(self, time_step: float, scale: float, penalty: int) -> bytes:
         return self._FIELDS.pack(
-            self.learning_rate, self.beta1, self.beta2, time_step, self.epsilon,
-            self.gradient_scale, scale, penalty, *self._clipping(),
-        )  # fmt: skip
+            self.learning_rate,
+            self.beta1,
+            self.beta2,
+            time_step,
+            self.epsilon,
+            self.gradient_scale,
+            scale,
+            penalty,
+            *self._clipping(),
+        )
 
 
 class AdamOptimizer(_AdamFamily):
@@ -460,11 +560,19 @@ class AdamOptimizer(_AdamFamily):
     __slots__ = ()
 
     def __init__(
-        self, learning_rate: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, time_step: int = 1, amsgrad: bool = False,
-        gradient_scale: float = 1.0, l1: float | None = None, l2: float | None = None,
+        self,
+        learning_rate: float = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        time_step: int = 1,
+        amsgrad: bool = False,
+        gradient_scale: float = 1.0,
+        l1: float | None = None,
+        l2: float | None = None,
         gradient_clipping: GradientClipping = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -499,11 +607,18 @@ class AdamWOptimizer(_AdamFamily):
     __slots__ = ("weight_decay",)
 
     def __init__(
-        self, learning_rate: float = 1e-3, *, beta1: float = 0.9, beta2: float = 0.999,
-        epsilon: float = 1e-8, time_step: int = 1, weight_decay: float = 1e-2,
-        amsgrad: bool = False, gradient_scale: float = 1.0,
+        self,
+        learning_rate: float = 1e-3,
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        time_step: int = 1,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        gradient_scale: float = 1.0,
         gradient_clipping: GradientClipping = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(learning_rate, gradient_scale, None, None, gradient_clipping)
         self.beta1 = beta1
         self.beta2 = beta2
@@ -548,11 +663,18 @@ class RMSPropOptimizer(Optimizer):
     _FIELDS: ClassVar[struct.Struct] = struct.Struct("@fff?fffIIffff")
 
     def __init__(
-        self, learning_rate: float = 1e-2, *, alpha: float = 0.99, epsilon: float = 1e-8,
-        centered: bool = False, momentum: float = 0.0, gradient_scale: float = 1.0,
-        l1: float | None = None, l2: float | None = None,
+        self,
+        learning_rate: float = 1e-2,
+        *,
+        alpha: float = 0.99,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        momentum: float = 0.0,
+        gradient_scale: float = 1.0,
+        l1: float | None = None,
+        l2: float | None = None,
         gradient_clipping: GradientClipping = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(learning_rate, gradient_scale, l1, l2, gradient_clipping)
         self.alpha = alpha
         self.epsilon = epsilon
@@ -567,6 +689,12 @@ class RMSPropOptimizer(Optimizer):
 
     def _native(self, time_step: float) -> tuple[int, bytes]:
         return 9, self._FIELDS.pack(
-            self.learning_rate, self.alpha, self.epsilon, self.centered, self.momentum,
-            self.gradient_scale, *self._penalty(), *self._clipping(),
-        )  # fmt: skip
+            self.learning_rate,
+            self.alpha,
+            self.epsilon,
+            self.centered,
+            self.momentum,
+            self.gradient_scale,
+            *self._penalty(),
+            *self._clipping(),
+        )

@@ -25,6 +25,7 @@ from ._spec import (
     pair,
     spec_of,
 )
+from ._spoken import spoken
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ _backward = _core.pooling_backward
 PoolingLike: TypeAlias = "str | Pooling"
 
 
+@spoken(LayerCreationError)
 class Pooling:
     """What happens inside a pooling window.
 
@@ -206,19 +208,31 @@ class PoolingLayer(Layer):
 
     @overload
     def apply(
-        self, x: Array, *, out: None = None, indices: Array | None = None,
+        self,
+        x: Array,
+        *,
+        out: None = None,
+        indices: Array | None = None,
         return_indices: Literal[False] = False,
-    ) -> npt.NDArray[Any]: ...  # fmt: skip
+    ) -> npt.NDArray[Any]: ...
     @overload
     def apply(
-        self, x: Array, *, out: T, indices: Array | None = None,
+        self,
+        x: Array,
+        *,
+        out: T,
+        indices: Array | None = None,
         return_indices: Literal[False] = False,
-    ) -> T: ...  # fmt: skip
+    ) -> T: ...
     @overload
     def apply(
-        self, x: Array, *, out: Any = None, indices: Array | None = None,
+        self,
+        x: Array,
+        *,
+        out: Any = None,
+        indices: Array | None = None,
         return_indices: Literal[True],
-    ) -> tuple[Any, Any]: ...  # fmt: skip
+    ) -> tuple[Any, Any]: ...
     def apply(
         self,
         x: Array,
@@ -257,16 +271,7 @@ class PoolingLayer(Layer):
         """
         return _apply(self._filter, x, out, indices, return_indices)
 
-    def __call__(
-        self,
-        x: Array,
-        *,
-        out: Any = None,
-        indices: Array | None = None,
-        return_indices: bool = False,
-    ) -> Any:
-        """The same as ``apply``."""
-        return _apply(self._filter, x, out, indices, return_indices)
+    __call__ = apply
 
     def apply_backward(
         self,

@@ -9,16 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import ArrayError, LayerCreationError
-from ._spec import (
-    Array,
-    ArraySpec,
-    argument_spec,
-    as_array,
-    count,
-    data_type_of,
-    expressible,
-)
+from ._errors import ArrayError, LayerApplyError, LayerCreationError
+from ._spec import Array, ArraySpec, argument_spec, as_array, count, data_type_of, expressible
+from ._spoken import spoken
 
 T = TypeVar("T")
 
@@ -28,14 +21,27 @@ _QUANTIZE, _DEQUANTIZE = 0, 1
 
 @overload
 def quantize(
-    x: Array, *, scale: Array | float | None = ..., bias: Array | float | None = ...,
-    axis: int | None = ..., dtype: Any = ..., out: None = ..., num_threads: int | None = ...,
-) -> npt.NDArray[Any]: ...  # fmt: skip
+    x: Array,
+    *,
+    scale: Array | float | None = ...,
+    bias: Array | float | None = ...,
+    axis: int | None = ...,
+    dtype: Any = ...,
+    out: None = ...,
+    num_threads: int | None = ...,
+) -> npt.NDArray[Any]: ...
 @overload
 def quantize(
-    x: Array, *, scale: Array | float | None = ..., bias: Array | float | None = ...,
-    axis: int | None = ..., dtype: Any = ..., out: T, num_threads: int | None = ...,
-) -> T: ...  # fmt: skip
+    x: Array,
+    *,
+    scale: Array | float | None = ...,
+    bias: Array | float | None = ...,
+    axis: int | None = ...,
+    dtype: Any = ...,
+    out: T,
+    num_threads: int | None = ...,
+) -> T: ...
+@spoken(LayerApplyError)
 def quantize(
     x: Array,
     *,
@@ -80,14 +86,27 @@ def quantize(
 
 @overload
 def dequantize(
-    x: Array, *, scale: Array | float | None = ..., bias: Array | float | None = ...,
-    axis: int | None = ..., dtype: Any = ..., out: None = ..., num_threads: int | None = ...,
-) -> npt.NDArray[Any]: ...  # fmt: skip
+    x: Array,
+    *,
+    scale: Array | float | None = ...,
+    bias: Array | float | None = ...,
+    axis: int | None = ...,
+    dtype: Any = ...,
+    out: None = ...,
+    num_threads: int | None = ...,
+) -> npt.NDArray[Any]: ...
 @overload
 def dequantize(
-    x: Array, *, scale: Array | float | None = ..., bias: Array | float | None = ...,
-    axis: int | None = ..., dtype: Any = ..., out: T, num_threads: int | None = ...,
-) -> T: ...  # fmt: skip
+    x: Array,
+    *,
+    scale: Array | float | None = ...,
+    bias: Array | float | None = ...,
+    axis: int | None = ...,
+    dtype: Any = ...,
+    out: T,
+    num_threads: int | None = ...,
+) -> T: ...
+@spoken(LayerApplyError)
 def dequantize(
     x: Array,
     *,

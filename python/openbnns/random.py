@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import ArrayError, LayerCreationError
+from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from ._spec import Array, ArraySpec, as_array, count
+from ._spoken import spoken
 
 Shape: TypeAlias = "int | Sequence[int]"
 
 
+@spoken(LayerApplyError)
 class RandomGenerator:
     """A stream of random numbers: AES-128 in counter mode. Not for cryptography.
 
@@ -73,9 +75,14 @@ class RandomGenerator:
         _core.random_set_state(self._generator, state)
 
     def uniform(
-        self, low: float, high: float, shape: Shape | None = None, dtype: Any = "float32", *,
+        self,
+        low: float,
+        high: float,
+        shape: Shape | None = None,
+        dtype: Any = "float32",
+        *,
         out: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Floats spread evenly from low to high; high itself can occur, by rounding.
 
         Args:
@@ -105,9 +112,14 @@ class RandomGenerator:
         return _core.random_uniform(self._generator, where, spec._operand(), out, low, high)
 
     def normal(
-        self, mean: float, std: float, shape: Shape | None = None, dtype: Any = "float32", *,
+        self,
+        mean: float,
+        std: float,
+        shape: Shape | None = None,
+        dtype: Any = "float32",
+        *,
         out: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Normally distributed floats.
 
         Args:
@@ -137,9 +149,14 @@ class RandomGenerator:
         return _core.random_normal(self._generator, where, spec._operand(), out, mean, std)
 
     def integers(
-        self, low: int, high: int, shape: Shape | None = None, dtype: Any = "int32", *,
+        self,
+        low: int,
+        high: int,
+        shape: Shape | None = None,
+        dtype: Any = "int32",
+        *,
         out: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Whole numbers spread evenly over low … high − 1, as ``range(low, high)`` has them.
 
         Args:
@@ -170,9 +187,13 @@ class RandomGenerator:
         return _core.random_integers(self._generator, where, spec._operand(), out, low, high)
 
     def categorical(
-        self, probabilities: Array, shape: Shape | None = None, *, log: bool = False,
+        self,
+        probabilities: Array,
+        shape: Shape | None = None,
+        *,
+        log: bool = False,
         out: Any = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Category numbers 0 … K−1, drawn by weight and stored as floats.
 
         Args:

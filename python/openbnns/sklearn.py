@@ -10,6 +10,9 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ._errors import ArgumentError
+from ._spoken import misfit
+from ._turn import Turn
 from .blocks import Dense
 from .network import Network
 from .optim import AdamOptimizer
@@ -48,7 +51,16 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.scale = scale
         self.random_state = random_state
 
+    @property
+    def _turns(self) -> Turn:
+        """Of this estimator. Its own: scikit-learn wants a constructor that does nothing."""
+        turn: Turn = self.__dict__.setdefault("_turn", Turn(type(self).__name__))
+        return turn
+
     def _train(self, x: Any, y: Any, outputs: int, loss: str, weights: Any) -> None:
+        words = misfit(type(self).__init__.__annotations__, self.get_params(deep=False))
+        if words is not None:
+            raise ArgumentError(f"[{type(self).__name__}] {words}")
         self.mean_ = x.mean(axis=0) if self.scale else np.zeros(x.shape[1])
         spread = x.std(axis=0) if self.scale else np.ones(x.shape[1])
         self.scale_ = np.where(spread > 0, spread, 1.0)
@@ -56,16 +68,23 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         seed = int(state) if isinstance(state, (int, np.integer)) else _drawn(state)
         blocks = [Dense(units, self.activation, initializer="he") for units in self.hidden]
         self.network_ = Network(
-            [*blocks, Dense(outputs)], input=(x.shape[1],), loss=loss,
-            optimizer=AdamOptimizer(self.learning_rate, l2=self.l2), seed=seed,
-        )  # fmt: skip
+            [*blocks, Dense(outputs)],
+            input=(x.shape[1],),
+            loss=loss,
+            optimizer=AdamOptimizer(self.learning_rate, l2=self.l2),
+            seed=seed,
+        )
         stop = [] if self.patience is None else [EarlyStopping(self.patience)]
         few = int(len(x) * self.validation) == 0
         self.history_ = self.network_.fit(
-            self._scaled(x), y, epochs=self.epochs, batch_size=min(self.batch_size, len(x)),
+            self._scaled(x),
+            y,
+            epochs=self.epochs,
+            batch_size=min(self.batch_size, len(x)),
             validation=None if self.patience is None or few else self.validation,
-            class_weights=weights, callbacks=stop,
-        )  # fmt: skip
+            class_weights=weights,
+            callbacks=stop,
+        )
         self.n_iter_ = len(self.history_.rows)
 
     def _scaled(self, x: Any) -> Any:
@@ -83,6 +102,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
         state = dict(super().__getstate__())
+        state.pop("_turn", None)
         network = state.pop("network_", None)
         if network is not None:
             state["_parameters"] = {k: v.copy() for k, v in network.state().items()}
@@ -147,21 +167,32 @@ class BNNSClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         random_state: Any = 0,
     ) -> None:
         super().__init__(
-            hidden, activation=activation, epochs=epochs, batch_size=batch_size,
-            learning_rate=learning_rate, l2=l2, patience=patience, validation=validation,
-            scale=scale, random_state=random_state,
-        )  # fmt: skip
+            hidden,
+            activation=activation,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            l2=l2,
+            patience=patience,
+            validation=validation,
+            scale=scale,
+            random_state=random_state,
+        )
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any) -> BNNSClassifier:
         """Train on samples X (N, features) and labels y (N,)."""
+        with self._turns.alone:
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> BNNSClassifier:
         from sklearn.utils.class_weight import compute_class_weight
 
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise ValueError(
+            raise ArgumentError(
                 f"[BNNSClassifier] y: expected at least two classes; got {len(self.classes_)} class"
             )
         weights = None
@@ -172,14 +203,16 @@ class BNNSClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Any:
         """The probability of each class, (N, classes)."""
-        logits = self._outputs(X).astype(np.float64)
+        with self._turns.shared:
+            logits = self._outputs(X).astype(np.float64)
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         return powers / powers.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> Any:
         """The most probable label of each sample, (N,)."""
-        winners = self._outputs(X).argmax(axis=1)
-        return self.classes_[winners]
+        with self._turns.shared:
+            winners = self._outputs(X).argmax(axis=1)
+            return self.classes_[winners]
 
 
 class BNNSRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
@@ -202,6 +235,10 @@ class BNNSRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> BNNSRegressor:
         """Train on samples X (N, features) and targets y, (N,) or (N, outputs)."""
+        with self._turns.alone:
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> BNNSRegressor:
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
         targets = y.reshape(len(y), -1).astype(np.float64)
         self._many = y.ndim > 1
@@ -214,8 +251,9 @@ class BNNSRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> Any:
         """The predictions, shaped as the targets were."""
-        found = self._outputs(X) * self.target_scale_ + self.target_mean_
-        return found if self._many else found[:, 0]
+        with self._turns.shared:
+            found = self._outputs(X) * self.target_scale_ + self.target_mean_
+            return found if self._many else found[:, 0]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -17,7 +17,6 @@ import torch
 from ._errors import ArrayError, LayerApplyError, LayerCreationError
 from ._layer import Layer
 from ._plan import Each, Fork, Stage
-from .attention import MultiheadAttention
 from .blocks import (
     Activate,
     Attention,
@@ -37,9 +36,16 @@ from .network import Network
 from .normalization import Normalization
 
 __all__ = [
-    "AddPosition", "Branches", "EachRow", "Loss", "Module", "SelfAttention", "apply", "from_torch",
+    "AddPosition",
+    "Branches",
+    "EachRow",
+    "Loss",
+    "Module",
+    "SelfAttention",
+    "apply",
+    "from_torch",
     "to_torch",
-]  # fmt: skip
+]
 
 
 class _Run(torch.autograd.Function):  # type: ignore[misc]
@@ -47,28 +53,26 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, module: Module, x: torch.Tensor, *parameters: torch.Tensor) -> Any:
-        module._calls += 1
-        ctx.module, ctx.call, ctx.batch = module, module._calls, len(x)
-        return torch.from_numpy(module.network.forward(_array(x), training=True).copy())
+        network = ctx.network = module.network
+        ctx.names = module._names
+        with network._turn.alone:  # until the result is copied
+            ctx.pending = network._forward(_array(x))
+            return torch.from_numpy(ctx.pending.plan.output.copy())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
-        module = ctx.module
-        if ctx.call != module._calls:
-            raise LayerApplyError(
-                "[openbnns.torch.Module] backward: expected the last forward call of this module; "
-                "got an earlier one, whose values are gone"
+        network = ctx.network
+        with network._turn.alone:
+            gradient = network._backward(ctx.pending, _array(grad_outputs[0]))
+            found = network.gradients()
+            return (
+                None,
+                torch.from_numpy(gradient.copy()) if ctx.needs_input_grad[1] else None,
+                *(
+                    torch.from_numpy(found[name].copy()) if wanted else None
+                    for name, wanted in zip(ctx.names, ctx.needs_input_grad[2:], strict=True)
+                ),
             )
-        gradient = module.network.backward(_array(grad_outputs[0]))
-        found = module.network.gradients()
-        return (
-            None,
-            torch.from_numpy(gradient.copy()) if ctx.needs_input_grad[1] else None,
-            *(
-                torch.from_numpy(found[name].copy()) if wanted else None
-                for name, wanted in zip(module._names, ctx.needs_input_grad[2:], strict=True)
-            ),
-        )
 
 
 class Module(torch.nn.Module):  # type: ignore[misc]
@@ -107,7 +111,6 @@ class Module(torch.nn.Module):  # type: ignore[misc]
             self.network = Network(listed, input=input, loss="mse", seed=seed)
         state, parameters = self.network.state(), self.network.parameters()
         self._names = tuple(parameters)
-        self._calls = 0
         for name, array in state.items():
             tensor = torch.from_numpy(array)
             if name in parameters:
@@ -126,7 +129,10 @@ class Module(torch.nn.Module):  # type: ignore[misc]
             )
         if self.training and torch.is_grad_enabled():
             return _Run.apply(self, x, *self.parameters())
-        return torch.from_numpy(self.network.forward(_array(x), training=self.training).copy())
+        if not self.training:
+            return torch.from_numpy(self.network.forward(_array(x)))
+        with self.network._turn.alone:
+            return torch.from_numpy(self.network.forward(_array(x), training=True).copy())
 
     def _check(self) -> None:
         """PyTorch can give a module other memory: ``.to()``, ``.double()``."""
@@ -192,7 +198,7 @@ def apply(
         inputs: as many tensors on the CPU as the layer has inputs, each with its batch.
         parameters: tensors whose memory the layer reads (``tensor.detach().numpy()`` was given to
             it), by the names of their gradients: ``"weights"``, ``"bias"``, for attention
-            ``"query.weights"``. Without them parameters are constants.
+            ``"query_weights"``. Without them parameters are constants.
 
     Returns:
         A new tensor.
@@ -216,6 +222,12 @@ def apply(
             f"{type(layer).__name__}, which openbnns.torch.Module has"
         )
     named = dict(parameters or {})
+    unknown = named.keys() - _gradients_of(layer)
+    if unknown:
+        raise ArrayError(
+            f"[openbnns.torch.apply] parameters: expected names that {type(layer).__name__} "
+            f"has gradients of; got {', '.join(sorted(unknown))}"
+        )
     return _Apply.apply(layer, len(inputs), tuple(named), *inputs, *named.values())
 
 
@@ -233,26 +245,18 @@ class _Apply(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         *inputs, y = (_array(tensor) for tensor in ctx.saved_tensors)
         grad = _array(grad_outputs[0])
-        if isinstance(ctx.layer, MultiheadAttention):
-            wanted = [f"{word}.input" for word in ("query", "key", "value")] + list(ctx.names)
-            query, key, value = inputs
-            given = ctx.layer.apply_backward(query, key, value, grad, gradients=wanted)
-            found = [_attribute(ctx.layer, given, name) for name in wanted]
-        else:
-            given = ctx.layer.apply_backward(*inputs, y, grad)
-            found = [*given[: len(inputs)], *(_attribute(ctx.layer, given, n) for n in ctx.names)]
+        gradients = _gradients_of(ctx.layer)
+        wanted = [*gradients[: len(inputs)], *ctx.names]
+        targets = {f"{name}_gradient": name in wanted for name in gradients}
+        given = ctx.layer.apply_backward(*inputs, y, grad, **targets)
+        found = [getattr(given, name) for name in wanted]
         return None, None, None, *(None if a is None else torch.from_numpy(a) for a in found)
 
 
-def _attribute(layer: Any, gradients: Any, name: str) -> Any:
-    for word in name.split("."):
-        if not hasattr(gradients, word):
-            raise ArrayError(
-                f"[openbnns.torch.apply] parameters: expected names that {type(layer).__name__} "
-                f"has gradients of; got {name}"
-            )
-        gradients = getattr(gradients, word)
-    return gradients
+def _gradients_of(layer: Any) -> list[str]:
+    """The names of a layer's gradients, those of its inputs first."""
+    keywords = inspect.signature(layer.apply_backward).parameters
+    return [word.removesuffix("_gradient") for word in keywords if word.endswith("_gradient")]
 
 
 def _array(tensor: torch.Tensor) -> Any:
@@ -271,9 +275,14 @@ class SelfAttention(torch.nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, width: int, heads: int, *, causal: bool = False, bias: bool = True,
+        self,
+        width: int,
+        heads: int,
+        *,
+        causal: bool = False,
+        bias: bool = True,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.causal = causal
         self.attention = torch.nn.MultiheadAttention(
@@ -329,9 +338,12 @@ class EachRow(torch.nn.Module):  # type: ignore[misc]
 # ---- weights both ways ----
 
 _ACTIVATIONS = {
-    torch.nn.ReLU: "relu", torch.nn.Sigmoid: "sigmoid", torch.nn.Tanh: "tanh",
-    torch.nn.SiLU: "silu", torch.nn.GELU: "gelu",
-}  # fmt: skip
+    torch.nn.ReLU: "relu",
+    torch.nn.Sigmoid: "sigmoid",
+    torch.nn.Tanh: "tanh",
+    torch.nn.SiLU: "silu",
+    torch.nn.GELU: "gelu",
+}
 
 
 def from_torch(module: torch.nn.Module, input: Sequence[int]) -> Network:
@@ -425,10 +437,11 @@ def _tensors(layer: Any) -> dict[str, torch.Tensor]:
             named |= {f"{word}_{kind}": part for word, part in zip(words, parts, strict=False)}
     elif hasattr(layer, "eps"):
         named = {
-            "gamma": layer.weight, "beta": layer.bias,
+            "gamma": layer.weight,
+            "beta": layer.bias,
             "moving_mean": getattr(layer, "running_mean", None),
             "moving_variance": getattr(layer, "running_var", None),
-        }  # fmt: skip
+        }
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
@@ -457,9 +470,14 @@ def _block_of(layer: Any) -> Block:
         return Dense(layer.out_features, bias=layer.bias is not None)
     if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros":
         return Convolution(
-            layer.out_channels, layer.kernel_size, layer.stride, layer.padding, layer.dilation,
-            groups=layer.groups, bias=layer.bias is not None,
-        )  # fmt: skip
+            layer.out_channels,
+            layer.kernel_size,
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            groups=layer.groups,
+            bias=layer.bias is not None,
+        )
     if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) and layer.affine and layer.momentum:
         return Normalize("batch", momentum=1 - layer.momentum, epsilon=layer.eps)
     if isinstance(layer, nn.LayerNorm) and layer.elementwise_affine:
@@ -475,9 +493,7 @@ def _block_of(layer: Any) -> Block:
     if isinstance(layer, SelfAttention):
         inner = layer.attention
         has_bias = inner.in_proj_bias is not None
-        return Attention(
-            inner.num_heads, causal=layer.causal, bias=has_bias, dropout=inner.dropout
-        )
+        return Attention(inner.num_heads, causal=layer.causal, bias=has_bias, dropout=inner.dropout)
     if isinstance(layer, AddPosition):
         return Position()
     if isinstance(layer, nn.Flatten) and layer.start_dim == 1 and layer.end_dim == -1:
@@ -495,10 +511,16 @@ def _layers_of(block: Any, shape: tuple[int, ...]) -> list[torch.nn.Module]:
     elif isinstance(block, Convolution):
         made = [
             nn.Conv2d(
-                shape[0], block.channels, block.kernel_size, block.stride, block.padding,
-                block.dilation, block.groups, bias="bias" in block.parameters,
+                shape[0],
+                block.channels,
+                block.kernel_size,
+                block.stride,
+                block.padding,
+                block.dilation,
+                block.groups,
+                bias="bias" in block.parameters,
             )
-        ]  # fmt: skip
+        ]
     elif isinstance(block, Normalize):
         made = [_norm_of(block.kind, block, shape)]
     elif isinstance(block, Pool) and block.kind in ("max", "average"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib
 import importlib.util
@@ -18,14 +19,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ._errors import ArrayError
+from ._errors import ArgumentError, ArrayError, DTypeError
+from ._spoken import FOREIGN, is_number, number, shown, spoken, truth, whole
 
 if TYPE_CHECKING:
     from .network import Network
 
 __all__ = [
-    "Callback", "Checkpoint", "EarlyStopping", "History", "cosine", "exponential", "piecewise",
-]  # fmt: skip
+    "Callback",
+    "Checkpoint",
+    "EarlyStopping",
+    "History",
+    "cosine",
+    "exponential",
+    "piecewise",
+]
 
 Batch: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any]]"
 Schedule: TypeAlias = "Callable[[int], float]"
@@ -39,6 +47,7 @@ _MOST = 1000  # steps in one
 # ---- learning rates: functions of the number of the step, from 0 ----
 
 
+@spoken()
 def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Schedule:
     """From ``rate`` down to ``last`` along half a cosine, after a straight rise over ``warmup``.
 
@@ -49,6 +58,10 @@ def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Sc
         [0.5, 1.0, 1.0, 0.5, 0.0, 0.0]
     """
 
+    where = "cosine"
+    rate, last = number(where, "rate", rate), number(where, "last", last)
+    steps, warmup = whole(where, "steps", steps), whole(where, "warmup", warmup)
+
     def at(step: int) -> float:
         if step < warmup:
             return rate * (step + 1) / warmup
@@ -58,6 +71,7 @@ def cosine(rate: float, steps: int, *, warmup: int = 0, last: float = 0.0) -> Sc
     return at
 
 
+@spoken()
 def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
     """``rate`` times ``factor`` for each ``every`` steps that have passed.
 
@@ -66,9 +80,13 @@ def exponential(rate: float, factor: float, *, every: int = 1) -> Schedule:
         >>> exponential(1.0, 0.5, every=10)(25)
         0.25
     """
+    where = "exponential"
+    rate, factor = number(where, "rate", rate), number(where, "factor", factor)
+    every = whole(where, "every", every, 1)
     return lambda step: float(rate * factor ** (step // every))
 
 
+@spoken()
 def piecewise(*pieces: tuple[int, float]) -> Schedule:
     """The rate of the last piece (first step, rate) that has begun.
 
@@ -78,7 +96,10 @@ def piecewise(*pieces: tuple[int, float]) -> Schedule:
         >>> rate(499), rate(500)
         (0.01, 0.001)
     """
-    ordered = sorted(pieces)
+    ordered = sorted(
+        (whole("piecewise", "pieces", first), number("piecewise", "pieces", rate))
+        for first, rate in pieces
+    )
     if not ordered or ordered[0][0] != 0:
         raise ArrayError("[piecewise] pieces: expected the first to begin at step 0")
     return lambda step: next(rate for first, rate in reversed(ordered) if first <= step)
@@ -155,14 +176,21 @@ class EarlyStopping(Callback):
     def __init__(
         self, patience: int = 3, monitor: str | None = None, *, restore: bool = True
     ) -> None:
-        self.patience, self.monitor, self.restore = patience, monitor, restore
+        self.patience = whole("EarlyStopping", "patience", patience)
+        self.monitor, self.restore = monitor, restore
         self.best = math.inf
         self._waited = 0
         self._kept: dict[str, npt.NDArray[Any]] = {}
 
     def on_epoch(self, network: Network, history: History) -> bool:
         row = history.rows[-1]
-        name = self.monitor or ("validation_loss" if "validation_loss" in row else "loss")
+        name = self.monitor
+        if name is None:
+            name = "validation_loss" if "validation_loss" in row else "loss"
+        if not isinstance(name, str) or name not in row:
+            raise ArgumentError(
+                f"[EarlyStopping] monitor: expected one of {', '.join(row)}; got {shown(name)}"
+            )
         if row[name] < self.best:
             self.best, self._waited = row[name], 0
             self._kept = {k: array.copy() for k, array in network.state().items()}
@@ -188,7 +216,8 @@ class Checkpoint(Callback):
     """
 
     def __init__(self, path: str | os.PathLike[str], every: int | None = None) -> None:
-        self.path, self.every = path, every
+        self.path = path
+        self.every = None if every is None else whole("Checkpoint", "every", every, 1)
 
     def on_start(self, network: Network) -> None:
         network.save(self.path, optimizer=True)
@@ -242,40 +271,36 @@ class _Samples:
 
 def ahead(made: Iterator[Batch]) -> Generator[Batch, None, None]:
     """The same batches, made by a thread some steps ahead. Its exceptions appear here."""
-    ready: queue.Queue[Any] = queue.Queue(_AHEAD)
-    stop = threading.Event()
-
-    def put(item: Any) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+    # Ctrl-C may come between any two steps of Python code, such as queue.Queue and Thread are made
+    # of, and leave their locks taken for ever. None comes inside of what is used here.
+    wanted: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[Batch | BaseException | None] = queue.SimpleQueue()
+    ended = threading.Lock()
+    ended.acquire()
 
     def work() -> None:
         try:
-            for batch in made:
-                if not put((batch, None)):
-                    return
-            put((None, None))
+            while wanted.get():
+                ready.put(next(made, None))
         except BaseException as error:
-            put((None, error))
+            ready.put(error)
+        ended.release()
 
-    thread = threading.Thread(target=work, name="openbnns batches", daemon=True)
-    thread.start()
+    _thread.start_new_thread(work, ())
     try:
-        while True:
-            batch, error = ready.get()
-            if error is not None:
-                raise error
-            if batch is None:
-                return
+        for _ in range(_AHEAD):
+            wanted.put(True)
+        while (batch := ready.get()) is not None:
+            if isinstance(batch, BaseException):
+                raise batch
+            wanted.put(True)
             yield batch
     finally:
-        stop.set()
-        thread.join()
+        with contextlib.suppress(queue.Empty):  # those that nobody needs any more
+            while True:
+                wanted.get_nowait()
+        wanted.put(False)
+        ended.acquire()
 
 
 # ---- the loop ----
@@ -298,18 +323,30 @@ def fit(
     progress: bool,
 ) -> History:
     """See ``Network.fit``."""
-    held = None
+    where, held = "Network.fit", None
+    epochs, batch_size = whole(where, "epochs", epochs), whole(where, "batch_size", batch_size, 1)
+    micro_batches = whole(where, "micro_batches", micro_batches, 1)
+    shuffle, progress = truth(where, "shuffle", shuffle), truth(where, "progress", progress)
+    if learning_rate is not None and not callable(learning_rate):
+        raise ArgumentError(
+            f"[{where}] learning_rate: expected a function of the step or None; "
+            f"got {shown(learning_rate)}"
+        )
     if y is not None:
         x, y = pair_of("x, y", x, y)
         x, y, held = _hold_out(x, y, validation, seed)
-    elif isinstance(validation, tuple):
+    elif isinstance(validation, tuple) and len(validation) == 2:
         held = pair_of("validation", *validation)
     elif validation is not None:
         raise ArrayError(
-            f"[Network.fit] validation: expected (x, y) beside an iterator; got {validation!r}"
+            f"[Network.fit] validation: expected (x, y) beside an iterator; got {shown(validation)}"
         )
-    weights = None if class_weights is None else np.asarray(class_weights, np.float32)
-    history, listeners = History(), list(callbacks)
+    weights = None if class_weights is None else floats(where, "class_weights", class_weights)
+    if weights is not None and weights.ndim != 1:
+        raise ArgumentError(
+            f"[{where}] class_weights: expected a number for each class; got {shown(class_weights)}"
+        )
+    history, listeners = History(), _listed(callbacks)
     steps = _Steps(network, listeners, learning_rate, weights, micro_batches)
     expected = None if y is None else -(-len(x) // batch_size)
     with _Bar(epochs, expected, progress) as bar:
@@ -368,7 +405,18 @@ class _Steps:
     ) -> Generator[tuple[list[float], int], None, None]:
         """One more epoch; after one step or several their losses, and the samples of each."""
         if y is None:  # the caller's batches: a function is called, an iterable begun again
-            for inputs, labels in x() if callable(x) else x:
+            batches = x() if callable(x) else x
+            if not isinstance(batches, Iterable):
+                raise ArgumentError(
+                    "[Network.fit] x: expected samples with y, or batches (x, y) without; "
+                    f"got {shown(x)}"
+                )
+            for batch in batches:
+                if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+                    raise ArgumentError(
+                        f"[Network.fit] x: expected batches (x, y); got {shown(batch)}"
+                    )
+                inputs, labels = pair_of("x, y", *batch)
                 yield [self._one(inputs, labels)], len(inputs)
             return
         samples = _Samples(x, y, size, random)
@@ -387,7 +435,7 @@ class _Steps:
                 listener.on_start(network)
             self._has_begun = True
         if self._learning_rate is not None:
-            network.optimizer.learning_rate = self._learning_rate(network.steps)
+            network.optimizer.learning_rate = rate_at(self._learning_rate, network.steps)
         weights = None
         if self._class_weights is not None:
             has_numbers = labels.ndim == len(network.output_shape)
@@ -418,9 +466,47 @@ class _Steps:
             yield losses, size
 
 
+def rate_at(schedule: Schedule, step: int) -> float:
+    """What a schedule says, if it is a number."""
+    rate = schedule(step)
+    return number("Network.fit", f"learning_rate({step})", rate)
+
+
+def floats(where: str, argument: str, value: Any) -> npt.NDArray[np.float32]:
+    """Numbers as an array of float32."""
+    try:
+        return np.asarray(value, np.float32)
+    except FOREIGN:
+        raise ArgumentError(f"[{where}] {argument}: expected numbers; got {shown(value)}") from None
+
+
+def _listed(callbacks: Iterable[Callback]) -> list[Callback]:
+    listeners = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for listener in listeners:
+        if not isinstance(listener, Callback):
+            raise ArgumentError(
+                f"[Network.fit] callbacks: expected openbnns.training.Callback; "
+                f"got {shown(listener)}"
+            )
+    return listeners
+
+
+def array_of(where: str, argument: str, value: Any) -> npt.NDArray[Any]:
+    """An array of numbers, or something that NumPy makes one of."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+        return value
+    try:
+        made = np.asarray(value)
+    except FOREIGN:
+        made = np.empty(0, object)
+    if made.dtype.kind not in "fiubV":
+        raise DTypeError(f"[{where}] {argument}: expected an array of numbers; got {shown(value)}")
+    return made
+
+
 def pair_of(what: str, x: Any, y: Any) -> Batch:
     """Samples and labels as arrays, as many of one as of the other."""
-    x, y = (a if isinstance(a, np.ndarray) else np.asarray(a) for a in (x, y))
+    x, y = (array_of("Network", what, a) for a in (x, y))
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise ArrayError(
             f"[Network] {what}: expected as many samples as labels; got {x.shape} and {y.shape}"
@@ -434,8 +520,12 @@ def _hold_out(
     """What is trained on, and what is held out for validation."""
     if validation is None:
         return x, y, None
-    if isinstance(validation, tuple):
+    if isinstance(validation, tuple) and len(validation) == 2:
         return x, y, pair_of("validation", *validation)
+    if not is_number(validation) or isinstance(validation, np.ndarray):
+        raise ArgumentError(
+            f"[Network.fit] validation: expected (x, y) or a share; got {shown(validation)}"
+        )
     if not 0 < validation < 1 or int(len(x) * validation) == 0:
         raise ArrayError(
             "[Network.fit] validation: expected (x, y) or a share between 0 and 1 that leaves a "
@@ -452,7 +542,12 @@ def _sample_weights(
 ) -> npt.NDArray[np.float32]:
     """The weight of each class number, or of each row of zeros and ones."""
     classes = labels if has_numbers else labels.argmax(axis=-1)
-    return np.asarray(class_weights[classes], np.float32)
+    if classes.size and not 0 <= classes.min() <= classes.max() < len(class_weights):
+        raise ArgumentError(
+            f"[Network.fit] class_weights: expected one for each class; got {len(class_weights)} "
+            f"for classes {classes.min()} to {classes.max()}"
+        )
+    return np.asarray(class_weights[classes.astype(np.int64)], np.float32)
 
 
 class _Bar:

@@ -9,6 +9,8 @@
 #include "activation/activation_filter.h"
 #include "activation/activation_walk.h"
 #include "base/filter.h"
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "base/legacy.h"
 #include "base/memory.h"
 #include "base/status.h"
@@ -17,32 +19,12 @@
 
 namespace obn {
 
-namespace portable::activation {
-extern const obn::activation::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::activation {
-extern const obn::activation::Kernels kernels;
-}
-namespace avx512::activation {
-extern const obn::activation::Kernels kernels;
-}
-#endif
-
 namespace activation {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::activation::kernels, &avx2::activation::kernels,
-                                         &avx512::activation::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::activation::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
 constexpr char kKind[] = "activation";
-constexpr size_t kStreamBlock = 2048;              // values at a time where the result goes past the caches
-constexpr size_t kStreamBytes = size_t{32} << 20;  // outputs larger than this do
+constexpr size_t kStreamBlock = 2048;  // values at a time where the result goes past the caches
 
 constexpr const char* kNames[kFunctions] = {
     "identity", "rectified_linear", "leaky_rectified_linear", "sigmoid", "tanh", "scaled_tanh", "abs", "linear",
@@ -72,7 +54,7 @@ bool prefers_x(Function f) {
   return f == BNNSActivationFunctionClamp || f == BNNSActivationFunctionTanhShrink || is_ambiguous(f);
 }
 
-// What alpha and beta must be for y to determine the slope (spec activation.md 5); NULL when they are.
+// What alpha and beta must be for y to determine the slope (docs/interface/activation.md 5); NULL when they are.
 const char* condition_from_y(Function function, float alpha, float beta) {
   switch (function) {
     case BNNSActivationFunctionLeakyRectifiedLinear:
@@ -98,6 +80,14 @@ int fail_without_x(Function function, const char* condition) {
 
 Activation::Activation(const Options& options) : Filter(kKind, options), kernels_(targets.best()) {}
 
+void Activation::describe(Description* description) const {
+  description->kinds[0] = kNames[function_];
+  description->forward = forward_[true]->name;
+  description->input_gradient = backward_->name;
+  description->inputs[0] = &x_;
+  description->output = &y_;
+}
+
 int Activation::prepare(const BNNSLayerParametersActivation& parameters) {
   const BNNSActivation& activation = parameters.activation;
   function_ = activation.function;
@@ -117,10 +107,42 @@ int Activation::prepare(const BNNSLayerParametersActivation& parameters) {
   if (x_.count != y_.count)
     return fail("output: expected %zu values, as many as the input has; got %zu", x_.count, y_.count);
   if (prepare_types() != 0 || prepare_channels(activation) != 0 || prepare_axes(parameters.axis_flags) != 0) return -1;
-  is_dense_ = kernels_.forward[function_] && (!is_softmax(function_) || row_ > 0) && !is_prelu() &&
-              is_dense_float32({&x_, nullptr, 0}, 1) && is_dense_float32({&y_, nullptr, 0}, 1);
+  for (const bool adjoins : {false, true}) {
+    forward_[adjoins] = kForward;
+    while (!forward_[adjoins]->fits(*this, adjoins)) ++forward_[adjoins];
+  }
+  backward_ = kBackward;
+  while (!backward_->fits(*this)) ++backward_;
   return 0;
 }
+
+// Unbroken float32 and a function with a row loop for it; softmax over rows.
+bool Activation::is_dense() const {
+  return kernels_.forward[function_] && (!is_softmax(function_) || row_ > 0) && !is_prelu() &&
+         is_dense_float32({&x_, nullptr, 0}, 1) && is_dense_float32({&y_, nullptr, 0}, 1);
+}
+
+// Best first; the last fits always.
+constinit const Activation::ForwardAlgorithm Activation::kForward[] = {
+    {"softmax rows",
+     [](const Activation& a, bool adjoins) { return adjoins && is_softmax(a.function_) && a.is_dense(); },
+     &Activation::softmax_rows},
+    {"dense", [](const Activation& a, bool adjoins) { return adjoins && a.is_dense(); }, &Activation::forward_dense},
+    {"softmax", [](const Activation& a, bool) { return is_softmax(a.function_); }, &Activation::softmax},
+    {"gumbel", [](const Activation& a, bool) { return a.function_ == BNNSActivationFunctionGumbel; },
+     &Activation::gumbel},
+    {"gumbel max", [](const Activation& a, bool) { return a.function_ == BNNSActivationFunctionGumbelMax; },
+     &Activation::gumbel_max},
+    {"integers", [](const Activation& a, bool) { return is_integer_function(a.function_); },
+     &Activation::convert_integers},
+    {"rows", [](const Activation& a, bool) { return is_float(a.x_.type) && is_float(a.y_.type); },
+     &Activation::forward_rows},
+    {"conversion", [](const Activation&, bool) { return true; }, &Activation::convert},
+};
+constinit const Activation::BackwardAlgorithm Activation::kBackward[] = {
+    {"softmax", [](const Activation& a) { return is_softmax(a.function_); }, &Activation::softmax_backward},
+    {"rows", [](const Activation&) { return true; }, &Activation::backward_rows},
+};
 
 int Activation::prepare_types() {
   if (is_indexed(y_.type)) return fail("output: expected a type that is not indexed; got %s", obn::name_of(y_.type));
@@ -218,41 +240,39 @@ int Activation::apply(size_t batch, const void* x, size_t x_stride, void* y, siz
   if (read_batch(y_, y, batch, y_stride, Access::write, "output", &out.step) != 0) return -1;
   if (check_places(out, "output", in, "input", batch) != 0) return -1;
   if (!scratch()) return -1;
-  const size_t total = batch * x_.count;
-  if (is_dense_ && (batch == 1 || (in.step == x_.count && out.step == y_.count))) {
-    forward_dense(in.floats(), out.floats(), total);
-    return 0;
-  }
-  if (is_softmax(function_)) {
-    softmax(in, out, batch);
-    return 0;
-  }
-  const Walk from = in.walk(batch), to = out.walk(batch);
-  if (function_ == BNNSActivationFunctionGumbel) {
-    gumbel(to, total);
-  } else if (function_ == BNNSActivationFunctionGumbelMax) {
-    gumbel_max(from, to, batch);
-  } else if (is_integer_function(function_)) {
-    convert_integers(from, to, total);
-  } else if (is_float(x_.type) && is_float(y_.type)) {
-    forward_rows(from, to, total);
-  } else {
-    convert(from, to, total);
-  }
+  const bool adjoins = batch == 1 || (in.step == x_.count && out.step == y_.count);
+  (this->*forward_[adjoins]->run)(in, out, batch);
   return 0;
 }
 
-// x, y (total), in place or apart
-void Activation::forward_dense(const float* x, float* y, size_t total) const {
+namespace {
+
+// Whether n floats at p are worth to be written past the caches: they are many, and whole lines.
+bool goes_past_caches(const void* p, size_t n) {
+  return n * sizeof(float) > kStreamBytes && reinterpret_cast<uintptr_t>(p) % kAlignment == 0;
+}
+
+}  // namespace
+
+// Softmax of rows that follow each other.
+void Activation::softmax_rows(const Operand& in, const Operand& out, size_t batch) const {
   const ForwardRow forward = kernels_.forward[function_];
-  if (is_softmax(function_)) {
-    by_pieces(total / row_, std::max<size_t>(1, kPiece / row_), options().threads, [&](size_t first, size_t rows) {
-      if (!is_log()) return kernels_.softmax_rows(x + first * row_, y + first * row_, row_, rows);
-      for (size_t i = first * row_; i < (first + rows) * row_; i += row_) forward(x + i, y + i, row_, alpha_, beta_);
-    });
-    return;
-  }
-  const bool streams = x != y && total * sizeof(float) > kStreamBytes && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+  const float* x = in.floats();
+  float* y = out.floats();
+  const size_t total = batch * x_.count;
+  by_pieces(total / row_, std::max<size_t>(1, kPiece / row_), options().threads, [&](size_t first, size_t rows) {
+    if (!is_log()) return kernels_.softmax_rows(x + first * row_, y + first * row_, row_, rows);
+    for (size_t i = first * row_; i < (first + rows) * row_; i += row_) forward(x + i, y + i, row_, alpha_, beta_);
+  });
+}
+
+// In place or apart.
+void Activation::forward_dense(const Operand& in, const Operand& out, size_t batch) const {
+  const ForwardRow forward = kernels_.forward[function_];
+  const float* x = in.floats();
+  float* y = out.floats();
+  const size_t total = batch * x_.count;
+  const bool streams = x != y && goes_past_caches(y, total);
   if (!streams) {
     by_pieces(total, kPiece, options().threads,
               [&](size_t first, size_t n) { forward(x + first, y + first, n, alpha_, beta_); });
@@ -278,8 +298,9 @@ void Activation::alphas_of(size_t index, size_t n, float* row) const {
   }
 }
 
-void Activation::forward_rows(const Walk& x, const Walk& y, size_t total) const {
-  by_pieces(total, kPiece, options().threads, [&](size_t first, size_t count) {
+void Activation::forward_rows(const Operand& in, const Operand& out, size_t batch) const {
+  const Walk x = in.walk(batch), y = out.walk(batch);
+  by_pieces(batch * x_.count, kPiece, options().threads, [&](size_t first, size_t count) {
     float* row = reinterpret_cast<float*>(scratch());
     Cursor from(x, first), to(y, first);
     by_blocks(first, count, kBlock, [&](size_t i, size_t n) {
@@ -327,12 +348,13 @@ int Activation::apply_backward(const Backward& b) {
   if (b.db) return fail("bias_gradient: expected NULL for an activation; got a descriptor");
   const bool has_alpha_gradient = function_ == BNNSActivationFunctionLeakyRectifiedLinear || is_prelu();
   if (b.dw && !has_alpha_gradient) return fail("weights_gradient: expected NULL for %s; got a descriptor", name);
-  if (b.dw && !b.x) return fail("input: expected the forward input, which weights_gradient needs; got NULL");
+  if (b.dw && !b.x && b.batch > 0)
+    return fail("input: expected the forward input, which weights_gradient needs; got NULL");
 
   // Which tensor the slope comes from: y, unless only x can serve or serves better.
   Gradients g;
   g.batch = b.batch;
-  const bool needs_source = b.dx && !has_constant_slope(function_);
+  const bool needs_source = b.dx && b.batch > 0 && !has_constant_slope(function_);
   const bool has_from_y = kernels_.from_y[function_] != nullptr;
   g.from_x = b.x && (!b.y || !has_from_y || prefers_x(function_) || b.dw || unmet_condition());
   if (needs_source && !g.from_x) {
@@ -351,7 +373,7 @@ int Activation::apply_backward(const Backward& b) {
     return -1;
   if (b.x && read_batch(x_, b.x, b.batch, b.x_stride, Access::read, "input", &x.step) != 0) return -1;
   if (b.y && read_batch(y_, b.y, b.batch, b.y_stride, Access::read, "output", &y.step) != 0) return -1;
-  if (b.batch == 0) return 0;
+  if (b.batch == 0) return b.dw ? alpha_gradient(*b.dw, x, g) : 0;
 
   g.dy.data = dy.data;
   g.dx.data = dx.data;
@@ -368,11 +390,7 @@ int Activation::apply_backward(const Backward& b) {
   // The parameter first: it still has something to check, and dx may be written over x or dy.
   if (b.dw && alpha_gradient(*b.dw, x, g) != 0) return -1;
   if (!b.dx) return 0;
-  if (is_softmax(function_)) {
-    softmax_backward(g);
-  } else {
-    backward_rows(g);
-  }
+  (this->*backward_->run)(g);
   return 0;
 }
 
@@ -380,8 +398,7 @@ void Activation::backward_rows(const Gradients& g) const {
   const BackwardRow backward = g.from_x ? kernels_.from_x[function_] : kernels_.from_y[function_];
   const size_t total = g.batch * x_.count;
   const bool apart = g.dx.data != g.dy.data && g.dx.data != g.s.data;
-  const bool streams = apart && total * sizeof(float) > kStreamBytes &&
-                       reinterpret_cast<uintptr_t>(g.dx.data) % 64 == 0;
+  const bool streams = apart && goes_past_caches(g.dx.data, total);
   if (g.is_dense() && !g.accumulate && !is_prelu()) {
     const float *s = g.s.floats(), *dy = g.dy.floats();
     float* dx = g.dx.floats();
@@ -432,6 +449,10 @@ int Activation::alpha_gradient(const BNNSNDArrayDescriptor& descriptor, const Op
       check_apart(parameter, "weights_gradient", g.dy, "grad_output", g.batch) != 0 ||
       check_apart(parameter, "weights_gradient", g.dx, "input_gradient", g.batch) != 0)
     return -1;
+  if (g.batch == 0) {
+    clear_sum(dw);
+    return 0;
+  }
 
   const Walk x_walk = x.walk(g.batch), dy_walk = g.dy.walk(g.batch);
   const auto sum_of = [&](size_t first, size_t count) {
@@ -462,7 +483,7 @@ int Activation::alpha_gradient(const BNNSNDArrayDescriptor& descriptor, const Op
   }
   constexpr size_t kMaxPieces = 1024;
   const size_t total = g.batch * x_.count;
-  const size_t piece = std::max(kPiece, (total + kMaxPieces - 1) / kMaxPieces);
+  const size_t piece = std::max(kPiece, divide_up(total, kMaxPieces));
   double partial[kMaxPieces] = {};
   by_pieces(total, piece, options().threads,
             [&](size_t first, size_t count) { partial[first / piece] = sum_of(first, count); });
@@ -473,6 +494,24 @@ int Activation::alpha_gradient(const BNNSNDArrayDescriptor& descriptor, const Op
 }
 
 namespace {
+
+// A layer that lives for one call has its one array, of alphas or of integers, in the calling thread's workspace, which
+// nothing else of an activation asks for: so a warm call allocates nothing.
+int lend_workspace(void** block, size_t, size_t bytes) {
+  *block = workspace(bytes);
+  return *block ? 0 : -1;
+}
+
+int apply_direct(const BNNSLayerParametersActivation& parameters, const BNNSFilterParameters* filter_params,
+                 size_t batch, size_t x_stride, size_t y_stride) {
+  Options options;
+  if (Options::read(filter_params, &options) != 0) return -1;
+  options.alloc = lend_workspace;
+  options.free = [](void*) {};
+  Activation filter(options);
+  if (filter.prepare(parameters) != 0) return -1;
+  return interruptible(nullptr, [&] { return filter.apply_to_own_data(batch, x_stride, y_stride); });
+}
 
 BNNSFilter create(const BNNSLayerParametersActivation& parameters, const BNNSFilterParameters* filter_params) {
   Options options;
@@ -550,11 +589,7 @@ int BNNSDirectApplyActivationBatch(const BNNSLayerParametersActivation* layer_pa
                                    const BNNSFilterParameters* filter_params, size_t batch_size, size_t in_stride,
                                    size_t out_stride) {
   if (!layer_params) return obn::fail("layer_params: expected parameters; got NULL");
-  obn::Options options;
-  if (obn::Options::read(filter_params, &options) != 0) return -1;
-  obn::activation::Activation filter(options);
-  if (filter.prepare(*layer_params) != 0) return -1;
-  return filter.apply_to_own_data(batch_size, in_stride, out_stride);
+  return obn::activation::apply_direct(*layer_params, filter_params, batch_size, in_stride, out_stride);
 }
 
 BNNSFilter BNNSFilterCreateVectorActivationLayer(const BNNSVectorDescriptor* in_desc,

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "openbnns/bnns/activation.h"
 
 namespace obn::activation {
@@ -46,12 +46,15 @@ struct Kernels {
                                    size_t dx_step, size_t r, size_t w, bool log);
 
   void (*add)(const float* a, float* sum, size_t n);        // sum += a
-  void (*stream)(const float* row, float* y, size_t n);     // copies past the caches; y is aligned to 64 bytes
+  void (*stream)(const float* row, float* y, size_t n);     // copies past the caches
   void (*load)(BNNSDataType type, const void* p, size_t stride, size_t n, float* row);   // simd/convert.h
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the obvious loops (activation_ref.cpp) ----
 
@@ -62,7 +65,7 @@ double forward(Function function, double x, double alpha, double beta);
 double slope_from_x(Function function, double x, double alpha, double beta);
 double slope_from_y(Function function, double y, double alpha, double beta);
 
-// The two functions whose inverse has no closed form (spec activation.md 5), as rows.
+// The two functions whose inverse has no closed form (docs/interface/activation.md 5), as rows.
 void tanh_shrink_from_y(const float* y, const float* dy, float* dx, size_t n, float alpha, float beta);
 void gelu_sigmoid_from_y(const float* y, const float* dy, float* dx, size_t n, float alpha, float beta);
 

@@ -17,7 +17,9 @@ size_t piece_for(BNNSDataType output, size_t total) { return bytes_of(output) ==
 }  // namespace
 
 // Identity between types of which at least one is not floating point.
-void Activation::convert(const Walk& x, const Walk& y, size_t total) const {
+void Activation::convert(const Operand& in, const Operand& out, size_t batch) const {
+  const Walk x = in.walk(batch), y = out.walk(batch);
+  const size_t total = batch * x_.count;
   const ref::Values from_values = values_of(x_, x), to_values = values_of(y_, y);
   // 64 bits do not fit into a double: such values stay whole numbers when they are.
   const bool whole = ref::is_whole(from_values) &&
@@ -43,7 +45,9 @@ void Activation::convert(const Walk& x, const Walk& y, size_t total) const {
 }
 
 // y = sat((scale·x + offset) >> shift), on the stored integers
-void Activation::convert_integers(const Walk& x, const Walk& y, size_t total) const {
+void Activation::convert_integers(const Operand& in, const Operand& out, size_t batch) const {
+  const Walk x = in.walk(batch), y = out.walk(batch);
+  const size_t total = batch * x_.count;
   const ref::Values from_values = values_of(x_, x), to_values = values_of(y_, y);
   by_pieces(total, piece_for(y_.type, total), options().threads, [&](size_t first, size_t count) {
     Cursor from(x, first), to(y, first);

@@ -29,6 +29,7 @@ class Activation final : public Filter {
   }
   int apply_backward(const Backward& arguments) override;
   BNNSNDArrayDescriptor pointer(BNNSPointerSpecifier target) override;
+  void describe(Description* description) const override;
 
  private:
   // What a backward call works on, checked. s is x or y.
@@ -43,18 +44,35 @@ class Activation final : public Filter {
     }
   };
 
+  // The ways to compute. The first that fits is chosen when the layer is created: once for samples that follow each
+  // other without gaps, once for others.
+  struct ForwardAlgorithm {
+    const char* name;
+    bool (*fits)(const Activation& layer, bool adjoins);
+    void (Activation::*run)(const Operand& x, const Operand& y, size_t batch) const;
+  };
+  struct BackwardAlgorithm {
+    const char* name;
+    bool (*fits)(const Activation& layer);
+    void (Activation::*run)(const Gradients& g) const;
+  };
+  static const ForwardAlgorithm kForward[];
+  static const BackwardAlgorithm kBackward[];
+
   int prepare_types();
   int prepare_channels(const BNNSActivation& activation);
   int prepare_axes(uint32_t flags);
   bool is_prelu() const { return function_ == BNNSActivationFunctionPReLUPerChannel; }
   bool is_log() const { return function_ == BNNSActivationFunctionLogSoftmax; }
 
-  void forward_dense(const float* x, float* y, size_t total) const;
-  void forward_rows(const Walk& x, const Walk& y, size_t total) const;
-  void convert(const Walk& x, const Walk& y, size_t total) const;
-  void convert_integers(const Walk& x, const Walk& y, size_t total) const;
-  void gumbel(const Walk& y, size_t total) const;
-  void gumbel_max(const Walk& x, const Walk& y, size_t batch) const;
+  bool is_dense() const;
+  void softmax_rows(const Operand& x, const Operand& y, size_t batch) const;
+  void forward_dense(const Operand& x, const Operand& y, size_t batch) const;
+  void forward_rows(const Operand& x, const Operand& y, size_t batch) const;
+  void convert(const Operand& x, const Operand& y, size_t batch) const;
+  void convert_integers(const Operand& x, const Operand& y, size_t batch) const;
+  void gumbel(const Operand& x, const Operand& y, size_t batch) const;
+  void gumbel_max(const Operand& x, const Operand& y, size_t batch) const;
 
   const char* unmet_condition() const;
   int check_values_from_y(const Walk& y, size_t total) const;
@@ -79,7 +97,8 @@ class Activation final : public Filter {
   Function function_ = BNNSActivationFunctionIdentity;
   float alpha_ = 0.0f, beta_ = 0.0f;  // live: BNNSGetPointer shows them
   View x_, y_;
-  bool is_dense_ = false;         // unbroken float32, and no softmax or one over rows: the short way
+  const ForwardAlgorithm* forward_[2] = {};  // [samples adjoin]
+  const BackwardAlgorithm* backward_ = nullptr;
   bool reduced_[kAxes] = {};      // softmax: axes of x_ (and the batch, last) it runs over
   size_t row_ = 0;                // softmax: values of a group where groups follow each other; 0 where not
   size_t channels_ = 1;           // PReLU and per-channel integers

@@ -9,15 +9,17 @@
 
 namespace obn::OBN_TARGET::activation {
 
-extern const obn::activation::Kernels kernels;
-
 namespace {
 
-// ---- the functions: y(x), y'(x) from x, and y' from y where y determines it (spec activation.md 2) ----
+// ---- the functions: y(x), y'(x) from x, and y' from y where y determines it (docs/interface/activation.md 2) ----
 
 struct Parameters {
   F alpha, beta;
 };
+
+// Functions whose slope is 1 or 0 say where it is 1, by open_x and open_y instead of slope_x and slope_y: elsewhere what
+// arrives is shut out, infinities and NaN too. A zero of its sign is left, as of a product with 0.
+OBN_INLINE F gated(F dy, I is_open) { return from_bits(bits(dy) & (is_open | static_cast<int32_t>(0x80000000))); }
 
 struct Identity : Parameters {
   F forward(F x) const { return x; }
@@ -27,8 +29,8 @@ struct Identity : Parameters {
 
 struct RectifiedLinear : Parameters {
   F forward(F x) const { return x < 0.0f ? splat(0.0f) : x; }
-  F slope_x(F x) const { return x > 0.0f ? splat(1.0f) : splat(0.0f); }
-  F slope_y(F y) const { return slope_x(y); }
+  I open_x(F x) const { return ~(0.0f >= x); }
+  I open_y(F y) const { return open_x(y); }
 };
 
 struct LeakyRectifiedLinear : Parameters {
@@ -68,8 +70,8 @@ struct Linear : Parameters {
 
 struct Clamp : Parameters {
   F forward(F x) const { return min(beta, max(alpha, x)); }
-  F slope_x(F x) const { return ((alpha <= x) & (x <= beta)) ? splat(1.0f) : splat(0.0f); }
-  F slope_y(F y) const { return ((alpha < y) & (y < beta)) ? splat(1.0f) : splat(0.0f); }
+  I open_x(F x) const { return (alpha <= x) & (x <= beta); }
+  I open_y(F y) const { return (alpha < y) & (y < beta); }
 };
 
 // ½x(1 + tanh(v/2)) = x·σ(v), v = 2α(x + βx³). Beyond 1e6 (x) and 1e6 (v) nothing happens but ∞·0.
@@ -153,14 +155,14 @@ struct CELU : Parameters {
 
 struct HardShrink : Parameters {
   F forward(F x) const { return abs(x) < abs(alpha) ? splat(0.0f) : x; }
-  F slope_x(F x) const { return abs(x) < abs(alpha) ? splat(0.0f) : splat(1.0f); }
-  F slope_y(F y) const { return y == 0.0f ? splat(0.0f) : splat(1.0f); }
+  I open_x(F x) const { return ~(abs(x) < abs(alpha)); }
+  I open_y(F y) const { return y != 0.0f; }
 };
 
 struct SoftShrink : Parameters {
   F forward(F x) const { return abs(x) < abs(alpha) ? splat(0.0f) : x - copysign(alpha, x); }
-  F slope_x(F x) const { return abs(x) < abs(alpha) ? splat(0.0f) : splat(1.0f); }
-  F slope_y(F y) const { return y == 0.0f ? splat(0.0f) : splat(1.0f); }
+  I open_x(F x) const { return ~(abs(x) < abs(alpha)); }
+  I open_y(F y) const { return y != 0.0f; }
 };
 
 struct TanhShrink : Parameters {
@@ -173,8 +175,8 @@ struct TanhShrink : Parameters {
 
 struct Threshold : Parameters {
   F forward(F x) const { return x <= alpha ? beta : x; }
-  F slope_x(F x) const { return x <= alpha ? splat(0.0f) : splat(1.0f); }
-  F slope_y(F y) const { return slope_x(y); }
+  I open_x(F x) const { return ~(alpha >= x); }
+  I open_y(F y) const { return open_x(y); }
 };
 
 struct HardSwish : Parameters {
@@ -207,8 +209,8 @@ struct GELUApproximationSigmoid : Parameters {
 
 struct ReLU6 : Parameters {
   F forward(F x) const { return min(splat(6.0f), max(splat(0.0f), x)); }
-  F slope_x(F x) const { return ((0.0f < x) & (x < 6.0f)) ? splat(1.0f) : splat(0.0f); }
-  F slope_y(F y) const { return slope_x(y); }
+  I open_x(F x) const { return (0.0f < x) & (x < 6.0f); }
+  I open_y(F y) const { return open_x(y); }
 };
 
 struct Erf : Parameters {
@@ -233,19 +235,36 @@ template <class A>
 
 // y = f(x)  =>  dx = dy · f'
 template <class A>
+OBN_INLINE F chain_x(const A& f, F dy, F x) {
+  if constexpr (requires { f.open_x(x); }) {
+    return gated(dy, f.open_x(x));
+  } else {
+    return dy * f.slope_x(x);
+  }
+}
+template <class A>
+OBN_INLINE F chain_y(const A& f, F dy, F y) {
+  if constexpr (requires { f.open_y(y); }) {
+    return gated(dy, f.open_y(y));
+  } else {
+    return dy * f.slope_y(y);
+  }
+}
+
+template <class A>
 [[gnu::flatten]] void backward_row_x(const float* x, const float* dy, float* dx, size_t n, float alpha, float beta) {
   const A f{{splat(alpha), splat(beta)}};
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(dx + i, load(dy + i) * f.slope_x(load(x + i)));
-  if (i < n) store_first(dx + i, load_first(dy + i, n - i) * f.slope_x(load_first(x + i, n - i)), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(dx + i, chain_x(f, load(dy + i), load(x + i)));
+  if (i < n) store_first(dx + i, chain_x(f, load_first(dy + i, n - i), load_first(x + i, n - i)), n - i);
 }
 
 template <class A>
 [[gnu::flatten]] void backward_row_y(const float* y, const float* dy, float* dx, size_t n, float alpha, float beta) {
   const A f{{splat(alpha), splat(beta)}};
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(dx + i, load(dy + i) * f.slope_y(load(y + i)));
-  if (i < n) store_first(dx + i, load_first(dy + i, n - i) * f.slope_y(load_first(y + i, n - i)), n - i);
+  for (; i + kLanes <= n; i += kLanes) store(dx + i, chain_y(f, load(dy + i), load(y + i)));
+  if (i < n) store_first(dx + i, chain_y(f, load_first(dy + i, n - i), load_first(y + i, n - i)), n - i);
 }
 
 // ---- PReLU: a (n) holds the alpha of every value ----
@@ -300,13 +319,20 @@ size_t values_to_line(const float* p, size_t n) {
   return n < 8 * kLanes ? 0 : (sizeof(F) - reinterpret_cast<uintptr_t>(p) % sizeof(F)) % sizeof(F) / sizeof(float);
 }
 
+// The larger of m and v. With skips_nan, m where v is NaN; else NaN may come and go.
+template <bool skips_nan>
+OBN_INLINE F larger(F m, F v) {
+  return skips_nan ? max(v, m) : max(m, v);
+}
+
+template <bool skips_nan = false>
 float largest_of(const float* x, size_t n) {
   F m[4] = {splat(kMinusInfinity), splat(kMinusInfinity), splat(kMinusInfinity), splat(kMinusInfinity)};
   size_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes)
-    for (size_t k = 0; k < 4; ++k) m[k] = max(m[k], load(x + i + k * kLanes));
-  for (; i + kLanes <= n; i += kLanes) m[0] = max(m[0], load(x + i));
-  if (i < n) m[1] = max(m[1], load_first(x + i, n - i, splat(kMinusInfinity)));
+    for (size_t k = 0; k < 4; ++k) m[k] = larger<skips_nan>(m[k], load(x + i + k * kLanes));
+  for (; i + kLanes <= n; i += kLanes) m[0] = larger<skips_nan>(m[0], load(x + i));
+  if (i < n) m[1] = larger<skips_nan>(m[1], load_first(x + i, n - i, splat(kMinusInfinity)));
   return largest(max(max(m[0], m[1]), max(m[2], m[3])));
 }
 
@@ -362,15 +388,29 @@ void softmax_backward(const float* y, const float* dy, float* dx, size_t n, floa
   if (i < n) store_first(dx + i, load_first(y + i, n - i) * (load_first(dy + i, n - i) - mean), n - i);
 }
 
-void log_softmax(const float* x, float* y, size_t n, float, float) {
-  const F m = splat(largest_of(x, n));
+// The logarithm of a sum that left out NaN. Without anything in it all of x is -infinity, or one is +infinity.
+F log_of_sum(F total) { return total > 0.0f ? log(total) : splat(__builtin_nanf("")); }
+
+// A value that is NaN counts for itself alone, as in BNNS: where the sum turns out to be NaN, it is made again without.
+template <bool skips_nan>
+OBN_INLINE bool log_softmax_row(const float* x, float* y, size_t n) {
+  const F m = splat(largest_of<skips_nan>(x, n));
   F total = splat(0.0f);
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) total += exp_in_sum(load(x + i) - m);
-  if (i < n) total += exp_in_sum(load_first(x + i, n - i, splat(kMinusInfinity)) - m);
-  const F log_total = log(splat(sum(total)));
+  for (; i + kLanes <= n; i += kLanes) total += exp_in_sum<skips_nan>(load(x + i) - m);
+  if (i < n) total += exp_in_sum<skips_nan>(load_first(x + i, n - i, splat(kMinusInfinity)) - m);
+  const float all = sum(total);
+  if (!skips_nan && all != all) return false;
+  const F log_total = skips_nan ? log_of_sum(splat(all)) : log(splat(all));
   for (i = 0; i + kLanes <= n; i += kLanes) store(y + i, (load(x + i) - m) - log_total);
   if (i < n) store_first(y + i, (load_first(x + i, n - i) - m) - log_total, n - i);
+  return true;
+}
+
+[[gnu::noinline]] void log_softmax_with_nan(const float* x, float* y, size_t n) { log_softmax_row<true>(x, y, n); }
+
+void log_softmax(const float* x, float* y, size_t n, float, float) {
+  if (!log_softmax_row<false>(x, y, n)) log_softmax_with_nan(x, y, n);
 }
 
 // dx_i = dy_i - e^y_i · Σ_j dy_j
@@ -397,7 +437,7 @@ void store_part(float* p, F v, size_t n) {
 }
 
 // n is kLanes, or fewer for a single vector.
-template <size_t vectors>
+template <size_t vectors, bool skips_nan = false>
 [[gnu::flatten]] void softmax_strip(const float* x, size_t x_step, float* y, size_t y_step, size_t r, size_t n,
                                     bool log_of_it) {
   F m[vectors], total[vectors], last[vectors];
@@ -406,12 +446,16 @@ template <size_t vectors>
     total[k] = splat(0.0f);
   }
   for (size_t i = 0; i < r; ++i)
-    for (size_t k = 0; k < vectors; ++k) m[k] = max(m[k], load_part(x + i * x_step + k * kLanes, n));
+    for (size_t k = 0; k < vectors; ++k) m[k] = larger<skips_nan>(m[k], load_part(x + i * x_step + k * kLanes, n));
   if (log_of_it) {
     for (size_t i = 0; i < r; ++i)
       for (size_t k = 0; k < vectors; ++k)
-        total[k] += exp_in_sum(load_part(x + i * x_step + k * kLanes, n) - m[k]);
-    for (size_t k = 0; k < vectors; ++k) last[k] = log(total[k]);
+        total[k] += exp_in_sum<skips_nan>(load_part(x + i * x_step + k * kLanes, n) - m[k]);
+    if constexpr (!skips_nan) {
+      for (size_t k = 0; k < vectors; ++k)
+        if (any(is_nan(total[k]))) return softmax_strip<vectors, true>(x, x_step, y, y_step, r, n, true);
+    }
+    for (size_t k = 0; k < vectors; ++k) last[k] = skips_nan ? log_of_sum(total[k]) : log(total[k]);
     for (size_t i = 0; i < r; ++i)
       for (size_t k = 0; k < vectors; ++k)
         store_part(y + i * y_step + k * kLanes, (load_part(x + i * x_step + k * kLanes, n) - m[k]) - last[k], n);
@@ -487,11 +531,8 @@ void add(const float* a, float* sum, size_t n) {
   if (i < n) store_first(sum + i, load_first(sum + i, n - i) + load_first(a + i, n - i), n - i);
 }
 
-// y is aligned to 64 bytes.
-void stream_row(const float* row, float* y, size_t n) {
-  size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) stream(y + i, load(row + i));
-  if (i < n) store_first(y + i, load_first(row + i, n - i), n - i);
+void stream_whole(const float* row, float* y, size_t n) {
+  stream_row(row, y, n);
   fence();
 }
 
@@ -499,7 +540,8 @@ template <class A>
 constexpr void list(obn::activation::Kernels& table, BNNSActivationFunction function) {
   table.forward[function] = forward_row<A>;
   table.from_x[function] = backward_row_x<A>;
-  if constexpr (requires(A f, F y) { f.slope_y(y); }) table.from_y[function] = backward_row_y<A>;
+  if constexpr (requires(A f, F y) { f.slope_y(y); } || requires(A f, F y) { f.open_y(y); })
+    table.from_y[function] = backward_row_y<A>;
 }
 
 constexpr obn::activation::Kernels table() {
@@ -547,7 +589,7 @@ constexpr obn::activation::Kernels table() {
   t.softmax_columns = softmax_columns;
   t.softmax_columns_backward = softmax_columns_backward;
   t.add = add;
-  t.stream = stream_row;
+  t.stream = stream_whole;
   t.load = load_row;
   t.store = store_row;
   return t;
@@ -555,6 +597,6 @@ constexpr obn::activation::Kernels table() {
 
 }  // namespace
 
-constinit const obn::activation::Kernels kernels = table();
-
 }  // namespace obn::OBN_TARGET::activation
+
+constinit const obn::activation::Kernels obn::activation::Compiled::OBN_TARGET = obn::OBN_TARGET::activation::table();

@@ -111,7 +111,7 @@ double forward(Function function, double x, double alpha, double beta) {
 double slope_from_x(Function function, double x, double alpha, double beta) {
   switch (function) {
     case BNNSActivationFunctionIdentity: return 1.0;
-    case BNNSActivationFunctionRectifiedLinear: return x > 0.0 ? 1.0 : 0.0;
+    case BNNSActivationFunctionRectifiedLinear: return x <= 0.0 ? 0.0 : 1.0;
     case BNNSActivationFunctionLeakyRectifiedLinear: return x > 0.0 ? 1.0 : alpha;
     case BNNSActivationFunctionSigmoid: return sigmoid(x) * sigmoid(-x);
     case BNNSActivationFunctionTanh: return sech_squared(x);
@@ -153,7 +153,7 @@ double slope_from_x(Function function, double x, double alpha, double beta) {
 double slope_from_y(Function function, double y, double alpha, double beta) {
   switch (function) {
     case BNNSActivationFunctionIdentity: return 1.0;
-    case BNNSActivationFunctionRectifiedLinear: return y > 0.0 ? 1.0 : 0.0;
+    case BNNSActivationFunctionRectifiedLinear: return y <= 0.0 ? 0.0 : 1.0;
     case BNNSActivationFunctionLeakyRectifiedLinear: return y > 0.0 ? 1.0 : alpha;
     case BNNSActivationFunctionSigmoid: return y * (1.0 - y);
     case BNNSActivationFunctionTanh: return 1.0 - y * y;
@@ -192,12 +192,14 @@ void gelu_sigmoid_from_y(const float* y, const float* dy, float* dx, size_t n, f
     dx[i] = static_cast<float>(dy[i] * slope_from_y(BNNSActivationFunctionGELUApproximationSigmoid, y[i], alpha, beta));
 }
 
-// y_i = e^(x_i - m) / Σ_j e^(x_j - m), or its logarithm
+// y_i = e^(x_i - m) / Σ_j e^(x_j - m), or its logarithm, whose sum leaves out NaN
 void softmax(const float* x, float* y, size_t n, size_t step, bool log) {
   double m = -INFINITY, total = 0.0;
   for (size_t i = 0; i < n; ++i)
     if (x[i * step] > m) m = x[i * step];  // not fmax: gcc 12 for ARM breaks down over it
-  for (size_t i = 0; i < n; ++i) total += std::exp(x[i * step] - m);
+  for (size_t i = 0; i < n; ++i)
+    if (const double e = std::exp(x[i * step] - m); !log || !std::isnan(e)) total += e;
+  if (log && total == 0.0) total = std::numeric_limits<double>::quiet_NaN();
   for (size_t i = 0; i < n; ++i) {
     double shifted = x[i * step] - m;
     y[i * step] = static_cast<float>(log ? shifted - std::log(total) : std::exp(shifted) / total);

@@ -7,6 +7,7 @@
 
 #include "activation/activation_filter.h"
 #include "activation/activation_walk.h"
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/random.h"
 #include "base/types.h"
@@ -89,7 +90,7 @@ struct Cut {
       }
     }
     r = groups.values(true);
-    tiles = (columns + kTileColumns - 1) / kTileColumns;
+    tiles = divide_up(columns, kTileColumns);
     units = groups.values(false) / columns * tiles;
   }
 
@@ -200,7 +201,7 @@ void Activation::merge(size_t batch, Groups* groups) const {
   for (size_t k = 0; k <= x_.rank; ++k) {
     const size_t extent = k < x_.rank ? x_.extent[k] : batch;
     if (extent == 1) continue;
-    const size_t last = merged.rank - 1;
+    const size_t last = merged.rank > 0 ? merged.rank - 1 : 0;
     bool joins = merged.rank > 0 && merged.reduced[last] == reduced_[k];
     for (size_t t = 0; joins && t < merged.tensors; ++t)
       joins = groups->stride[t][k] == merged.stride[t][last] * merged.extent[last];
@@ -284,15 +285,15 @@ void Activation::softmax_backward(const Gradients& g) const {
   const Member s{g.s, 0}, dy{g.dy, 1}, dx{g.dx, 2};
   const bool direct_s = s.is_direct(groups, cut), direct_dy = dy.is_direct(groups, cut);
   const bool direct_dx = dx.is_direct(groups, cut) && !g.accumulate;
-  const size_t room = cut.unit_values();
-  if (!(direct_s && direct_dy && direct_dx && !g.from_x) && 2 * room * sizeof(float) > kScratchBytes)
+  const size_t values = cut.unit_values();
+  if (!(direct_s && direct_dy && direct_dx && !g.from_x) && 2 * values * sizeof(float) > kScratchBytes)
     return softmax_backward_slow(g);
-  by_pieces(cut.units, std::max<size_t>(1, kPiece / room), options().threads, [&](size_t first, size_t count) {
+  by_pieces(cut.units, std::max<size_t>(1, kPiece / values), options().threads, [&](size_t first, size_t count) {
     float* row = reinterpret_cast<float*>(scratch());
     for (size_t unit = first; unit < first + count; ++unit) {
       const Box box = box_of(cut, unit);
       const size_t columns = box.extent[0];
-      const Share packed_y{row, columns}, packed_dy{row + room, columns};
+      const Share packed_y{row, columns}, packed_dy{row + values, columns};
       Share y = direct_s ? s.direct(groups, cut, unit) : packed_y;
       if (!direct_s) s.gather(kernels_, groups, box, s.offset(groups, cut, unit), row);
       if (g.from_x) {
@@ -300,7 +301,7 @@ void Activation::softmax_backward(const Gradients& g) const {
         y = packed_y;
       }
       const Share gradient = direct_dy ? dy.direct(groups, cut, unit) : packed_dy;
-      if (!direct_dy) dy.gather(kernels_, groups, box, dy.offset(groups, cut, unit), row + room);
+      if (!direct_dy) dy.gather(kernels_, groups, box, dy.offset(groups, cut, unit), row + values);
       const Share result = direct_dx ? dx.direct(groups, cut, unit) : packed_dy;
       if (cut.in_columns) {
         kernels_.softmax_columns_backward(y.data, y.step, gradient.data, gradient.step, result.data, result.step,
@@ -312,24 +313,28 @@ void Activation::softmax_backward(const Gradients& g) const {
       const size_t base = dx.offset(groups, cut, unit);
       if (g.accumulate) {
         dx.gather(kernels_, groups, box, base, row);  // y is not needed any more
-        kernels_.add(row, row + room, cut.in_columns ? cut.r * columns : cut.r);
+        kernels_.add(row, row + values, cut.in_columns ? cut.r * columns : cut.r);
       }
-      dx.scatter(kernels_, groups, box, base, row + room);
+      dx.scatter(kernels_, groups, box, base, row + values);
     }
   });
 }
 
 namespace {
 
-// max and Σ e^(x - max) of a group
+// max and Σ e^(x - max) of a group; the sum of a logarithm leaves out NaN, as in log_softmax of the kernels
 struct Normalizer {
   double max = -INFINITY;
   double total = 0.0;
 
   template <class ForValues>
-  Normalizer(const Kernels& kernels, const Walk& x, const ForValues& for_values) {
+  Normalizer(const Kernels& kernels, const Walk& x, bool log, const ForValues& for_values) {
     for_values([&](size_t i) { max = std::fmax(max, value_at(kernels, x, i)); });
-    for_values([&](size_t i) { total += std::exp(value_at(kernels, x, i) - max); });
+    for_values([&](size_t i) {
+      const double e = std::exp(value_at(kernels, x, i) - max);
+      if (!log || !std::isnan(e)) total += e;
+    });
+    if (log && total == 0.0) total = NAN;
   }
   double softmax(double x, bool log) const { return log ? x - max - std::log(total) : std::exp(x - max) / total; }
 };
@@ -340,7 +345,7 @@ struct Normalizer {
 void Activation::softmax_slow(const Operand& in, const Operand& out, size_t batch) const {
   const Walk x = in.walk(batch), y = out.walk(batch);
   for_groups(batch, [&](const auto& for_values) {
-    const Normalizer all(kernels_, x, for_values);
+    const Normalizer all(kernels_, x, is_log(), for_values);
     for_values([&](size_t i) {
       set_value_at(kernels_, y, i, all.softmax(value_at(kernels_, x, i), is_log()));
     });
@@ -350,7 +355,7 @@ void Activation::softmax_slow(const Operand& in, const Operand& out, size_t batc
 void Activation::softmax_backward_slow(const Gradients& g) const {
   const Walk s_walk = g.s.walk(g.batch), dy_walk = g.dy.walk(g.batch), dx_walk = g.dx.walk(g.batch);
   for_groups(g.batch, [&](const auto& for_values) {
-    const Normalizer all(kernels_, s_walk, for_values);
+    const Normalizer all(kernels_, s_walk, is_log(), for_values);
     const auto y_at = [&](size_t i) -> double {
       double s = value_at(kernels_, s_walk, i);
       return g.from_x ? all.softmax(s, is_log()) : s;
@@ -367,7 +372,9 @@ void Activation::softmax_backward_slow(const Gradients& g) const {
 
 // ---- Gumbel: value i of the call takes value i of its part of the stream ----
 
-void Activation::gumbel(const Walk& y, size_t total) const {
+void Activation::gumbel(const Operand&, const Operand& out, size_t batch) const {
+  const Walk y = out.walk(batch);
+  const size_t total = batch * x_.count;
   const RandomDraw draw = draw_random(total);
   by_pieces(total, kPiece, options().threads, [&](size_t first, size_t count) {
     uint32_t random[kBlock];
@@ -383,7 +390,8 @@ void Activation::gumbel(const Walk& y, size_t total) const {
 }
 
 // Every y of a group is the largest x + g of it.
-void Activation::gumbel_max(const Walk& x, const Walk& y, size_t batch) const {
+void Activation::gumbel_max(const Operand& in, const Operand& out, size_t batch) const {
+  const Walk x = in.walk(batch), y = out.walk(batch);
   const RandomDraw draw = draw_random(batch * x_.count);
   for_groups(batch, [&](const auto& for_values) {
     double best = -INFINITY;

@@ -36,7 +36,7 @@ inline Walk walk_of(const View& view, const void* data, size_t batch, size_t bat
     size_t extent = k < view.rank ? view.extent[k] : batch;
     size_t stride = k < view.rank ? view.stride[k] : batch_stride;
     if (extent == 1) continue;
-    size_t last = walk.rank - 1;
+    const size_t last = walk.rank > 0 ? walk.rank - 1 : 0;
     if (walk.rank > 0 && stride == walk.stride[last] * walk.extent[last]) {
       walk.extent[last] *= extent;
     } else {
@@ -107,7 +107,8 @@ class Cursor {
     at_[0] += n;
     offset_ += n * walk_.stride[0];
     for (size_t k = 0; at_[k] == walk_.extent[k] && k + 1 < walk_.rank; ++k) {
-      offset_ += walk_.stride[k + 1] - at_[k] * walk_.stride[k];
+      offset_ -= at_[k] * walk_.stride[k];
+      offset_ += walk_.stride[k + 1];
       at_[k] = 0;
       ++at_[k + 1];
     }

@@ -5,33 +5,16 @@
 #include <cstddef>
 
 #include "arithmetic/arithmetic_blocks.h"
+#include "base/describe.h"
 #include "base/filter.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/workspace.h"
 
 namespace obn {
 
-namespace portable::arithmetic {
-extern const obn::arithmetic::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::arithmetic {
-extern const obn::arithmetic::Kernels kernels;
-}
-namespace avx512::arithmetic {
-extern const obn::arithmetic::Kernels kernels;
-}
-#endif
-
 namespace arithmetic {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::arithmetic::kernels, &avx2::arithmetic::kernels,
-                                         &avx512::arithmetic::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::arithmetic::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -40,7 +23,7 @@ constexpr char kKind[] = "arithmetic";
 struct Facts {
   const char* name;
   size_t inputs;
-  unsigned needs[kInputs];  // bit s: the gradient of input k reads source s (spec arithmetic.md 5)
+  unsigned needs[kInputs];  // bit s: the gradient of input k reads source s (docs/interface/arithmetic.md 5)
 };
 constexpr unsigned a = 1u << kA, b = 1u << kB;
 constexpr Facts kFacts[kFunctions] = {
@@ -198,6 +181,12 @@ int Plan::check_shapes() const {
   return 0;
 }
 
+void Plan::describe(Description* description) const {
+  description->kinds[0] = name_of(function_);
+  for (size_t k = 0; k < inputs_; ++k) description->inputs[k] = &x_[k];
+  description->output = &y_;
+}
+
 // ---- checks of a call ----
 
 namespace {
@@ -223,7 +212,7 @@ int check_places(const Operand& p, const char* p_word, const Operand& q, const c
 // An operand of a batch: those that all samples share are checked as one and do not move.
 int read_operand_of(const View& view, BNNSDescriptorType role, const void* data, size_t batch, size_t requested,
                     Access access, const char* argument, Operand* operand) {
-  *operand = {&view, bytes(data), 0};
+  *operand = {&view, role == BNNSSample && batch == 0 ? nullptr : bytes(data), 0};
   size_t step;
   if (read_batch(view, data, role == BNNSSample ? batch : 1, requested, access, argument, &step) != 0) return -1;
   if (role == BNNSSample) operand->step = step;
@@ -260,7 +249,7 @@ int Plan::check(const ForwardArguments& of, ForwardCall* call) const {
 
 namespace {
 
-// Functions of which the gradient may be asked without inputs, whatever the activation (spec arithmetic.md 4).
+// Functions of which the gradient may be asked without inputs, whatever the activation (docs/interface/arithmetic.md 4).
 bool works_without_inputs(Function f) {
   return f == BNNSArithmeticAdd || f == BNNSArithmeticSubtract || f == BNNSArithmeticCeil ||
          f == BNNSArithmeticFloor || f == BNNSArithmeticRound;
@@ -270,12 +259,11 @@ bool works_without_inputs(Function f) {
 
 int Plan::check(const BackwardArguments& of, BackwardCall* call) const {
   if (!of.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (size_t step; samples(of.batch) > 0) {
-    if (read_gradient(*of.dy, y_, Access::read, samples(of.batch), of.dy_stride, "grad_output", &call->dy_view,
-                      &step) != 0)
-      return -1;
-    call->dy = {&call->dy_view, bytes(call->dy_view.data), y_role_ == BNNSSample ? step : 0};
-  }
+  const size_t batch = samples(of.batch);
+  size_t step;
+  if (read_gradient(*of.dy, y_, Access::read, batch, of.dy_stride, "grad_output", &call->dy_view, &step) != 0)
+    return -1;
+  call->dy = {&call->dy_view, batch > 0 ? bytes(call->dy_view.data) : nullptr, y_role_ == BNNSSample ? step : 0};
   return check_gradients(of, call);
 }
 
@@ -287,22 +275,22 @@ int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const
   if (!of.dx) return fail("input_gradients: expected an array of descriptors; got NULL");
   for (size_t k = 0; k < inputs_; ++k)
     if (!of.dx[k]) return fail("input_gradients: expected one for every input; number %zu is NULL", k);
-  if (batch == 0) return 0;
 
   // y serves instead of a where there is no a, or no more (in place), or where it is as good.
   const bool is_identity = activation_.is_identity();
   const bool has_a = of.x && of.x[0], is_overwritten = has_a && of.x[0] == of.y;
   call->from_y = is_identity && of.y && kernels_->gradient_from_y[function_] &&
                  (!has_a || is_overwritten || (y_.type == BNNSDataTypeFloat32 && function_ != BNNSArithmeticTanh));
-  if (!of.x && !works_without_inputs(function_) && !call->from_y)
+  if (batch > 0 && !of.x && !works_without_inputs(function_) && !call->from_y)
     return fail("inputs: expected the forward inputs, which the gradient of %s needs; got NULL", name_of(function_));
-  if (!is_identity && !of.y) return fail("output: expected the forward output for the activation; got NULL");
+  if (batch > 0 && !is_identity && !of.y)
+    return fail("output: expected the forward output for the activation; got NULL");
   if (activation_.check_backward() != 0) return -1;
 
   unsigned wanted = 0;
   for (size_t k = 0; k < inputs_; ++k)  // without data: not wanted
     if (x_role_[k] != BNNSConstant && of.dx[k]->data) wanted |= 1u << k;
-  const unsigned needed = call->from_y ? 0 : needs(wanted);
+  const unsigned needed = call->from_y || !of.x ? 0 : needs(wanted);
   for (size_t k = 0; k < inputs_; ++k) {
     call->x[k] = {&x_[k], nullptr, 0};
     if ((needed >> k & 1) && read_operand_of(x_[k], x_role_[k], of.x[k], batch, of.x_stride ? of.x_stride[k] : 0,
@@ -310,11 +298,12 @@ int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const
       return -1;
   }
   call->y = {&y_, nullptr, 0};
-  if ((!is_identity || call->from_y) &&
+  if (of.y && (!is_identity || call->from_y) &&
       read_operand_of(y_, y_role_, of.y, batch, of.y_stride, Access::read, "output", &call->y) != 0)
     return -1;
 
-  // Gradients of one address are one target.
+  // Gradients of one address are one target. Those of no samples are none, and the rest is compared as for one sample.
+  const size_t some = std::max<size_t>(batch, 1);
   for (size_t k = 0; k < inputs_; ++k) {
     if (!(wanted >> k & 1)) continue;
     size_t step;
@@ -322,11 +311,12 @@ int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const
     if (read_gradient(*of.dx[k], x_[k], Access::write, x_role_[k] == BNNSSample ? batch : 1,
                       of.dx_stride ? of.dx_stride[k] : 0, "input_gradient", &view, &step) != 0)
       return -1;
+    if (x_role_[k] == BNNSSample && batch == 0) continue;
     const Operand dx{&view, bytes(view.data), x_role_[k] == BNNSSample ? step : 0};
     size_t t = 0;
     while (t < call->targets && call->dx[t].data != dx.data) ++t;
     if (t < call->targets) {
-      if (!same_place(dx, call->dx[t], batch) || view.accumulate != call->dx_view[t].accumulate)
+      if (!same_place(dx, call->dx[t], some) || view.accumulate != call->dx_view[t].accumulate)
         return fail("input_gradient: expected the same descriptor for gradients of one address; got different ones");
       call->sources[t] |= 1u << k;
       continue;
@@ -335,18 +325,24 @@ int Plan::check_gradients(const BackwardArguments& of, BackwardCall* call) const
     call->sources[t] = 1u << k;
     ++call->targets;
     for (size_t other = 0; other < t; ++other)
-      if (check_apart(dx, "input_gradient", call->dx[other], "another one", batch) != 0) return -1;
+      if (check_apart(dx, "input_gradient", call->dx[other], "another one", some) != 0) return -1;
   }
 
+  // Of several sums each is written before the next one reads its sources.
+  size_t sums = 0;
+  for (size_t t = 0; t < call->targets; ++t) sums += reduces(call->dx[t], batch);
   for (size_t t = 0; t < call->targets; ++t) {
     const Operand& dx = call->dx[t];
-    if (check_places(dx, "input_gradient", call->dy, "grad_output", batch) != 0 ||
-        check_places(dx, "input_gradient", call->y, "output", batch) != 0)
-      return -1;
+    const bool may_share = sums <= 1 || !reduces(dx, batch);
+    const auto check = [&](const Operand& source, const char* word) {
+      if (may_share || !source.data) return check_places(dx, "input_gradient", source, word, some);
+      return check_apart(dx, "input_gradient", source, word, some);
+    };
+    if (check(call->dy, "grad_output") != 0 || check(call->y, "output") != 0) return -1;
     for (size_t k = 0; k < inputs_; ++k)
-      if (check_places(dx, "input_gradient", call->x[k], word_of_input(inputs_, k), batch) != 0) return -1;
+      if (check(call->x[k], word_of_input(inputs_, k)) != 0) return -1;
   }
-  if (activation_.depends_on_values() && !outputs_are_accepted(*call))
+  if (batch > 0 && activation_.depends_on_values() && !outputs_are_accepted(*call))
     return fail("output: expected values that determine the gradient of the activation; some do not");
   return 0;
 }
@@ -376,32 +372,6 @@ void Plan::run_direct(const Blocks& blocks, bool streams) const {
   });
 }
 
-// The walk where input `whole` is used where it lies and the other one has one value per row.
-void Plan::run_swept(const Blocks& blocks, size_t whole, bool streams) const {
-  const size_t y = inputs_, few = 1 - whole, last = blocks.group - 1;
-  const auto data = [&](size_t t) { return reinterpret_cast<float*>(blocks.data[t]); };
-  by_pieces(blocks.items(), std::max<size_t>(1, kPiece / blocks.block), threads_, [&](size_t first, size_t count) {
-    Position<kTensors> at(blocks.loops, blocks.group);
-    at.seek(first / blocks.blocks);
-    for (size_t b = first % blocks.blocks; count > 0; --count) {
-      const size_t done = b * blocks.block;
-      Sweep job;
-      job.n = std::min(blocks.swept_row(few), blocks.values(b));
-      job.rows = blocks.values(b) / job.n;
-      job.p = data(whole) + at.offset(whole) + done;
-      job.value_step = blocks.loops.stride[last][few];
-      job.value = data(few) + at.offset(few) + done / blocks.inner * job.value_step;
-      job.out = data(y) + at.offset(y) + done;
-      job.streams = streams;
-      kernels_->sweep[function_](job);
-      if (++b < blocks.blocks) continue;
-      b = 0;
-      at.step();
-    }
-    if (streams) kernels_->end_streams();
-  });
-}
-
 void Plan::run(const ForwardCall& call) const {
   if (call.batch == 0) return;
   Blocks blocks;
@@ -414,11 +384,6 @@ void Plan::run(const ForwardCall& call) const {
   const bool streams = !in_place && blocks.is_large();
   const bool is_direct = activation_.is_identity() && blocks.needs_no_buffer() &&
                          (!streams || kernels_->streamed[function_]);
-  for (size_t k = 0; k < 2 && activation_.is_identity() && kernels_->sweep[function_]; ++k) {
-    if (!blocks.is_flat[k] || !blocks.is_flat[y] || !blocks.has_value_per_row(1 - k)) continue;
-    blocks.cut(kPiece);
-    return run_swept(blocks, k, streams);
-  }
   blocks.cut(is_row_wise ? blocks.group_count : (is_direct ? kPiece : kBlock));
   if (is_direct) return run_direct(blocks, streams);
 
@@ -441,6 +406,7 @@ class Arithmetic final : public Filter {
  public:
   explicit Arithmetic(const Options& options) : Filter(kKind, options) {}
   size_t work_bytes(size_t) const override { return plan.work_bytes(); }
+  void describe(Description* description) const override { plan.describe(description); }
 
   Plan plan;
 };
@@ -457,19 +423,22 @@ int apply(BNNSFilter handle, const ForwardArguments& arguments) {
   auto* filter = static_cast<Arithmetic*>(find_filter(handle, kKind));
   ForwardCall call;
   if (!filter || filter->plan.check(arguments, &call) != 0 || !scratch()) return -1;
-  filter->plan.run(call);
-  return 0;
+  return call_filter(filter, Pass::forward, arguments.batch, [&] {
+    filter->plan.run(call);
+    return 0;
+  });
 }
 
 int apply_backward(BNNSFilter handle, const BackwardArguments& arguments) {
   auto* filter = static_cast<Arithmetic*>(find_filter(handle, kKind));
   BackwardCall call;
   if (!filter || !scratch() || filter->plan.check(arguments, &call) != 0) return -1;
-  const size_t needed = filter->plan.work_bytes();
-  std::byte* work = needed > 0 ? workspace(needed) : nullptr;
-  if (needed > 0 && !work) return -1;
-  filter->plan.run(call, work);
-  return 0;
+  std::byte* work;
+  if (find_workspace(filter->plan.work_bytes(), &work) != 0) return -1;
+  return call_filter(filter, Pass::backward, arguments.batch, [&] {
+    filter->plan.run(call, work);
+    return 0;
+  });
 }
 
 }  // namespace

@@ -7,9 +7,13 @@
 #include <cstddef>
 
 #include "activation/activation.h"
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "base/view.h"
 #include "openbnns/bnns/arithmetic.h"
+
+namespace obn {
+struct Description;
+}
 
 namespace obn::arithmetic {
 
@@ -38,20 +42,6 @@ struct Sources {
 // out (n) is written; it may be one of the sources.
 using Row = void (*)(const Sources& sources, float* out, size_t n);
 
-// Rows of n values without gaps, kMaxLanes or more where there are several, and one value for each of them: f of both
-// goes to `out`, and the sums of the rows are had on the way. What is added up is p, or p·other where a kernel says so.
-struct Sweep {
-  size_t rows = 0, n = 0;
-  const float* p = nullptr;      // (rows, n)
-  const float* value = nullptr;  // of the first row; the others are value_step apart
-  size_t value_step = 0;
-  float* out = nullptr;          // (rows, n); may be p. NULL: not wanted
-  bool streams = false;          // past the caches; out is not p
-  const float* other = nullptr;  // (rows, n), of products
-  double* sums = nullptr;        // (rows), added to
-  size_t ahead = 0;              // from a value to one that is read much later; 0: the processor sees that itself
-};
-
 // One target's loops.
 struct Kernels {
   Row forward[kFunctions];
@@ -60,11 +50,6 @@ struct Kernels {
   // The same past the caches, for cheap functions of two sources, else NULL; out is none of the sources.
   Row streamed[kFunctions];
   Row streamed_gradient[kFunctions][kInputs];
-
-  // For some functions, else NULL. out = f(p, value); and of the gradients, with p for dz: out that of the input of all
-  // values, sums that of the other one, `other` the former input.
-  void (*sweep[kFunctions])(const Sweep& job);
-  void (*sweep_gradient[kFunctions])(const Sweep& job);
 
   // Each of `values` values, stride apart, `count` times in a row; writes up to kMaxLanes - 1 values too many.
   void (*repeat)(const float* p, size_t stride, size_t values, size_t count, float* row);
@@ -79,7 +64,10 @@ struct Kernels {
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the obvious formulas (arithmetic_ref.cpp) ----
 
@@ -141,6 +129,11 @@ struct BackwardCall {
   Operand dx[kInputs] = {};        // of target t
   unsigned sources[kInputs] = {};  // inputs whose gradients target t receives: bit k
   View dy_view, dx_view[kInputs];
+
+  // Where there are no samples; then all targets are sums.
+  void clear_sums() const {
+    for (size_t t = 0; t < targets; ++t) clear_sum(dx_view[t]);
+  }
 };
 
 class Plan {
@@ -153,20 +146,17 @@ class Plan {
   // The same for a layer that begins with this one and puts its own memory into call->y afterwards.
   int check_inputs(const ForwardArguments& arguments, ForwardCall* call) const;
   void run(const ForwardCall& call) const;
-  // y (n) from rows of packed float32, one per input, without the activation. Leaves scratch() alone.
-  void run_row(const Sources& sources, float* y, size_t n) const { kernels_->forward[function_](sources, y, n); }
   int check(const BackwardArguments& arguments, BackwardCall* call) const;
   // Likewise, with call->dy.
   int check_gradients(const BackwardArguments& arguments, BackwardCall* call) const;
   void run(const BackwardCall& call, std::byte* work) const;
   size_t work_bytes() const;  // of the backward call; 0 where no gradient is a sum
+  void describe(Description* description) const;
 
   const View& input(size_t k) const { return x_[k]; }
   const View& output() const { return y_; }
-  Function function() const { return function_; }
   size_t inputs() const { return inputs_; }
   bool has_activation() const { return !activation_.is_identity(); }
-  BNNSDescriptorType input_role(size_t k) const { return x_role_[k]; }
   BNNSDescriptorType output_role() const { return y_role_; }
 
  private:
@@ -178,7 +168,6 @@ class Plan {
   bool reduces(const Operand& dx, size_t batch) const;
   bool outputs_are_accepted(const BackwardCall& call) const;
   void run_direct(const Blocks& blocks, bool streams) const;
-  void run_swept(const Blocks& blocks, size_t whole, bool streams) const;
   void write_gradients(const BackwardCall& call) const;
   void write_block(const BackwardCall& call, const Written& written, const Sources& sources, Walker& walker, size_t b,
                    size_t n) const;

@@ -10,6 +10,7 @@
 
 #include "arithmetic/arithmetic.h"
 #include "arithmetic/arithmetic_blocks.h"
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/pool.h"
 
@@ -121,7 +122,7 @@ const float* Plan::gradient_row(const BackwardCall& call, unsigned inputs, const
 }
 
 void Plan::run(const BackwardCall& call, std::byte* work) const {
-  if (call.batch == 0) return;
+  if (call.batch == 0) return call.clear_sums();
   // Sums first: what is written in place of an argument comes after all that read it. The last sum and the others are
   // had in one pass.
   size_t sums = 0, done = 0;
@@ -251,89 +252,6 @@ void for_kept(const Blocks& blocks, size_t t, size_t b, size_t offset, const Bod
 
 }  // namespace
 
-namespace {
-
-// Whether a kernel can make the sum of one input's gradient, tensor t, and write that of the other input in a single
-// walk.
-bool can_sweep(const BackwardCall& call, const Blocks& blocks, const Reads& reads, const Written& written,
-               size_t target, size_t t) {
-  const unsigned few = call.sources[target];
-  if (call.from_y || written.in_place || (few != 1 && few != 2) || !blocks.has_value_per_row(t)) return false;
-  const size_t values = reads.tensor[few == 1 ? kA : kB], other = reads.tensor[few == 1 ? kB : kA];
-  if (!blocks.is_flat[reads.tensor[kDz]] || (other != kNone && !blocks.is_flat[other])) return false;
-  if (values != kNone && !blocks.has_value_per_row(values)) return false;
-  for (size_t k = 0; k < call.targets; ++k)
-    if (written.tensor[k] != kNone && (call.dx_view[k].accumulate || !blocks.is_flat[written.tensor[k]])) return false;
-  return true;
-}
-
-// Block b of it; sums of it in `total`. ahead as in Sweep.
-Sweep sweep_of(const BackwardCall& call, const Blocks& blocks, const Reads& reads, const Written& written,
-               const Walker& walker, size_t target, size_t t, size_t b) {
-  const auto at = [&](size_t tensor) {
-    return reinterpret_cast<float*>(walker.here(tensor, walker.offset_of(tensor, b)));
-  };
-  const bool is_a = call.sources[target] == 1;
-  const size_t values = reads.tensor[is_a ? kA : kB], other = reads.tensor[is_a ? kB : kA];
-  Sweep job;
-  job.n = std::min(blocks.swept_row(t), blocks.values(b));
-  job.rows = blocks.values(b) / job.n;
-  job.p = at(reads.tensor[kDz]);
-  job.value = values == kNone ? &kZero : at(values);
-  job.value_step = values == kNone ? 0 : blocks.loops.stride[blocks.group - 1][values];
-  if (other != kNone) job.other = at(other);
-  for (size_t k = 0; k < call.targets; ++k)
-    if (written.tensor[k] != kNone) job.out = at(written.tensor[k]);
-  job.streams = written.streams;
-  return job;
-}
-
-// Tensor t has one value for a whole group, and the groups that share one are spread over memory: the walk goes in the
-// order of memory, and every part of it has sums (groups_of(t)) of its own in `partial`. Returns how many parts.
-size_t sweep_in_order(const BackwardCall& call, const Kernels& kernels, Function function, size_t threads,
-                      Blocks blocks, const Reads& reads, const Written& written, size_t target, size_t t,
-                      double* partial) {
-  // The groups are numbered by one more tensor of the walk, so to say.
-  TensorLoops& loops = blocks.loops;
-  const size_t numbers = loops.tensors++;
-  size_t groups = 1;
-  for (size_t k = 0; k < loops.rank; ++k) {
-    const bool is_kept = k >= blocks.group && loops.stride[k][t] != 0;
-    loops.stride[k][numbers] = is_kept ? groups : 0;
-    if (is_kept) groups *= loops.extent[k];
-  }
-  const size_t wanted = std::clamp<size_t>(blocks.outer * blocks.group_count / kPiece, 1, kMaxParts);
-  const size_t items = blocks.items(), parts = std::min(items, wanted);
-  by_pieces(parts, 1, threads, [&](size_t part, size_t) {
-    Walker walker(blocks, kernels);
-    double* sums = partial + part * groups;
-    std::fill_n(sums, groups, 0.0);
-    const size_t first = items * part / parts, end = items * (part + 1) / parts;
-    walker.seek(first / blocks.blocks);
-    size_t b = first % blocks.blocks;
-    for (size_t item = first; item < end; ++item) {
-      Sweep job = sweep_of(call, blocks, reads, written, walker, target, t, b);
-      job.sums = sums + walker.offset_of(numbers, b);
-      kernels.sweep_gradient[function](job);
-      if (++b < blocks.blocks) continue;
-      b = 0;
-      walker.step();
-    }
-    if (written.streams) kernels.end_streams();
-  });
-  return parts;
-}
-
-// From a value to one some groups later, where the next group lies elsewhere in memory.
-size_t ahead_of(const Blocks& blocks, const Reads& reads, size_t sums) {
-  constexpr size_t kAhead = 2048;
-  if (blocks.blocks > 1 || sums == 1) return 0;
-  const size_t step = blocks.loops.stride[blocks.group][reads.tensor[kDz]];
-  return (kAhead + blocks.group_count - 1) / blocks.group_count * step;
-}
-
-}  // namespace
-
 // One gradient that is a sum; the gradients that are none may be written on the way.
 void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_others, std::byte* work) const {
   Written written;
@@ -348,27 +266,20 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
   const size_t t = blocks.add(call.dx[target]);
   const bool is_row_wise = !activation_.is_elementwise();
   blocks.arrange(y_, call.batch, is_row_wise ? y_.axis_of_size[0] : kNoAxis);
-  const bool is_swept = kernels_->sweep_gradient[function_] && activation_.is_identity() &&
-                        can_sweep(call, blocks, reads, written, target, t);
-  blocks.cut(is_row_wise ? blocks.group_count : is_swept ? kPiece : kBlock);
+  blocks.cut(is_row_wise ? blocks.group_count : kBlock);
   written.streams = written.inputs != 0 && !written.in_place && blocks.is_large();
-  const size_t groups = blocks.groups_of(t);
-  size_t order_parts = 0;  // in the order of memory
-  double* partial = reinterpret_cast<double*>(work);
-  if (is_swept && blocks.is_constant[t] && groups < blocks.outer && groups <= kBlock)
-    order_parts = sweep_in_order(call, *kernels_, function_, threads_, blocks, reads, written, target, t, partial);
   const size_t sums = blocks.move_sums_first(t);
 
   // Within a block the values of a unit are numbered fastest axis first: one more tensor of the walk, so to say.
   TensorLoops& loops = blocks.loops;
   const size_t numbers = loops.tensors++;
-  size_t room = 1;
+  size_t width = 1;  // values of a unit in a block
   for (size_t k = 0; k < loops.rank; ++k) {
     const bool is_kept = k < blocks.group && loops.stride[k][t] != 0;
-    loops.stride[k][numbers] = is_kept ? room : 0;
-    if (is_kept) room *= k + 1 < blocks.group ? loops.extent[k] : blocks.block / blocks.inner;
+    loops.stride[k][numbers] = is_kept ? width : 0;
+    if (is_kept) width *= k + 1 < blocks.group ? loops.extent[k] : blocks.block / blocks.inner;
   }
-  const bool keeps_all = room == blocks.block;
+  const bool keeps_all = width == blocks.block;
   const bool is_rows = blocks.group == 2 && !keeps_all;
   const bool sums_rows = is_rows && loops.stride[0][numbers] == 0 && loops.stride[1][numbers] == 1;
   const bool sums_columns = is_rows && loops.stride[0][numbers] == 1 && loops.stride[1][numbers] == 0;
@@ -377,27 +288,13 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
   const bool has_units_in_group = loops.stride[blocks.group - 1][t] != 0;
   const size_t units = blocks.outer / sums * (has_units_in_group ? blocks.blocks : 1);
   const size_t terms = sums * (has_units_in_group ? 1 : blocks.blocks);
-  const size_t ahead = is_swept ? ahead_of(blocks, reads, sums) : 0;
   const auto add_terms = [&](Walker& walker, size_t unit, size_t first, size_t count, double* total) {
-    std::fill_n(total, room, 0.0);
+    std::fill_n(total, width, 0.0);
     const size_t term_blocks = has_units_in_group ? 1 : blocks.blocks;
     size_t b = has_units_in_group ? unit % blocks.blocks : first % term_blocks;
     walker.seek((has_units_in_group ? unit / blocks.blocks : unit) * sums + first / term_blocks);
     for (; count > 0; --count) {
       const size_t n = blocks.values(b);
-      const auto go_on = [&] {
-        if (!has_units_in_group && ++b < blocks.blocks) return;
-        if (!has_units_in_group) b = 0;
-        walker.step();
-      };
-      if (is_swept) {
-        Sweep job = sweep_of(call, blocks, reads, written, walker, target, t, b);
-        job.sums = total;
-        job.ahead = ahead;
-        kernels_->sweep_gradient[function_](job);
-        go_on();
-        continue;
-      }
       const Sources sources = read_sources(reads, activation_, walker, b, n);
       const unsigned inputs = call.sources[target];
       const float* row = is_dz(function_, inputs, sources)
@@ -415,7 +312,9 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
         });
       }
       if (written.inputs != 0) write_block(call, written, sources, walker, b, n);
-      go_on();
+      if (!has_units_in_group && ++b < blocks.blocks) continue;
+      if (!has_units_in_group) b = 0;
+      walker.step();
     }
     if (written.streams) kernels_->end_streams();
   };
@@ -433,19 +332,10 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     });
   };
 
-  if (order_parts > 0) {
-    Walker walker(blocks, *kernels_);
-    for (size_t unit = 0; unit < units; ++unit) {
-      double total = 0.0;
-      for (size_t part = 0; part < order_parts; ++part) total += partial[part * units + unit];
-      put(walker, unit, &total);
-    }
-    return;
-  }
   const size_t wanted = std::clamp<size_t>(blocks.outer * blocks.group_count / kPiece, 1, kMaxParts);
   const size_t parts = units >= wanted ? 1 : std::min(terms, wanted / units);
   if (parts == 1) {
-    by_pieces(units, (units + wanted - 1) / wanted, threads_, [&](size_t first, size_t count) {
+    by_pieces(units, divide_up(units, wanted), threads_, [&](size_t first, size_t count) {
       Walker walker(blocks, *kernels_);
       for (size_t unit = first; unit < first + count; ++unit) {
         add_terms(walker, unit, 0, terms, walker.sums());
@@ -454,16 +344,16 @@ void Plan::sum_gradient(const BackwardCall& call, size_t target, bool writes_oth
     });
     return;
   }
-  // partial: (units, parts, room)
+  double* partial = reinterpret_cast<double*>(work);  // (units, parts, width)
   by_pieces(units * parts, 1, threads_, [&](size_t piece, size_t) {
     Walker walker(blocks, *kernels_);
     const size_t part = piece % parts, first = terms * part / parts, last = terms * (part + 1) / parts;
-    add_terms(walker, piece / parts, first, last - first, partial + piece * room);
+    add_terms(walker, piece / parts, first, last - first, partial + piece * width);
   });
   Walker walker(blocks, *kernels_);
   for (size_t unit = 0; unit < units; ++unit) {
-    double* total = partial + unit * parts * room;
-    for (size_t i = room; i < parts * room; ++i) total[i % room] += total[i];
+    double* total = partial + unit * parts * width;
+    for (size_t i = width; i < parts * width; ++i) total[i % width] += total[i];
     put(walker, unit, total);
   }
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "arithmetic/arithmetic.h"
+#include "base/integer.h"
 #include "base/loops.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -22,7 +23,6 @@ inline constexpr size_t kNoAxis = SIZE_MAX;
 inline constexpr size_t kGroup = 64;
 inline constexpr size_t kPiece = 16384;      // values of a piece of parallel work, about
 inline constexpr size_t kBlock = 1024;       // values at a time, where they are converted or used more than once
-inline constexpr size_t kStreamBytes = size_t{16} << 20;  // results larger than this go past the caches
 inline constexpr size_t kMaxRow = 65536;     // of a softmax, which needs its row as a whole
 
 using TensorLoops = Loops<kTensors>;
@@ -52,29 +52,16 @@ struct Blocks {
   // Blocks of at most `most` values (kGroup or more).
   void cut(size_t most) {
     block = std::min(most / inner * inner, group_count);
-    blocks = (group_count + block - 1) / block;
+    blocks = divide_up(group_count, block);
   }
   // Outer axes along which tensor t stands still come before the others. Returns how many values those axes have.
   size_t move_sums_first(size_t t);
-  // Groups that have a place of their own in tensor t.
-  size_t groups_of(size_t t) const {
-    size_t groups = 1;
-    for (size_t k = group; k < loops.rank; ++k)
-      if (loops.stride[k][t] != 0) groups *= loops.extent[k];
-    return groups;
-  }
   bool needs_no_buffer() const {
     if (type != BNNSDataTypeFloat32) return false;
     for (size_t t = 0; t < loops.tensors; ++t)
       if (!is_flat[t] && !is_constant[t]) return false;
     return true;
   }
-  // Tensor t has one value for each run of swept_row() values of the group, which are kMaxLanes or more.
-  bool has_value_per_row(size_t t) const {
-    return type == BNNSDataTypeFloat32 && swept_row(t) >= kMaxLanes &&
-           (is_constant[t] || (group == 2 && loops.stride[0][t] == 0));
-  }
-  size_t swept_row(size_t t) const { return is_constant[t] ? group_count : loops.extent[0]; }
   bool is_large() const { return outer * group_count * bytes_of(type) > kStreamBytes; }
   size_t values(size_t b) const { return std::min(block, group_count - b * block); }  // in block b
   size_t items() const { return outer * blocks; }
@@ -147,13 +134,13 @@ class Walker {
       : blocks_(blocks),
         kernels_(kernels),
         buffers_(reinterpret_cast<float*>(scratch())),
-        room_((blocks.block + 2 * kMaxLanes - 1) / kMaxLanes * kMaxLanes),  // and what repeat writes too far
+        pitch_(round_up(blocks.block + kMaxLanes, kMaxLanes)),  // and what repeat writes too far
         outer_(blocks.loops, blocks.group) {
     std::fill_n(held_, kTensors, SIZE_MAX);
   }
 
-  // Room for a block, besides the tensors' own.
-  float* extra(size_t i) const { return buffers_ + (kTensors + i) * room_; }
+  // A buffer for a block, besides the tensors' own.
+  float* extra(size_t i) const { return buffers_ + (kTensors + i) * pitch_; }
   double* sums() const { return reinterpret_cast<double*>(extra(kExtras)); }
 
   void seek(size_t outer) { outer_.seek(outer); }
@@ -197,7 +184,7 @@ class Walker {
 
   // Where block b of tensor t is written: its own memory or a buffer.
   float* place(size_t t, size_t b) const { return is_direct(t) ? floats(t) + offset_of(t, b) : buffer(t); }
-  float* buffer(size_t t) const { return buffers_ + t * room_; }
+  float* buffer(size_t t) const { return buffers_ + t * pitch_; }
   bool is_direct(size_t t) const { return blocks_.is_flat[t] && blocks_.type == BNNSDataTypeFloat32; }
 
   // Puts row, block b of tensor t, where it belongs; row may be its place. streams: past the caches where that goes;
@@ -247,7 +234,7 @@ class Walker {
   const Blocks& blocks_;
   const Kernels& kernels_;
   float* buffers_;
-  size_t room_;
+  size_t pitch_;  // floats from one buffer to the next
   Position<kTensors> outer_;
   size_t held_[kTensors];
   size_t held_count_[kTensors];

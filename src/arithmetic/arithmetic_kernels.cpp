@@ -2,7 +2,7 @@
 // inputs; one row loop takes any of them. Letters as in arithmetic.h.
 //
 // Relative errors stay below 4e-7 (arithmetic_test.cpp checks that on every target). The common functions are those of
-// simd/math.h, others are computed in double and rounded; libm serves arguments out of the ordinary.
+// simd/math.h, others are computed in double and rounded; of libm only fmod is called, which is exact.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,13 +14,10 @@
 
 namespace obn::OBN_TARGET::arithmetic {
 
-extern const obn::arithmetic::Kernels kernels;
-
 namespace {
 
 using obn::arithmetic::kSources;
 using obn::arithmetic::Sources;
-using obn::arithmetic::Sweep;
 
 // One vector of everything a function may be computed from; what it does not use is not loaded.
 struct At {
@@ -84,6 +81,33 @@ OBN_INLINE F cosine_series(F r) {
 
 // For |x| <= kNear, where q has 16 bits and its products with the first 35 bits of π/2 are exact.
 constexpr float kNear = 1e5f;
+
+// 2/π behind 32 zeros: the bits from 2^32 down.
+constexpr uint32_t kTurns[] = {0x00000000, 0xa2f9836e, 0x4e441529, 0xfc2757d1,
+                               0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
+
+// Far from 0, in whole numbers: x is m·2^e, so that only 96 bits of 2/π matter, those that m·2^e moves to 2^1 and below.
+// Of m times them the upper 64 are kept: q modulo 4, and r in units of π/2·2^-62.
+OBN_INLINE void turn_far(float x, float& r, int32_t& q) {
+  uint32_t word;
+  __builtin_memcpy(&word, &x, sizeof word);
+  const uint32_t exponent = word >> 23 & 255;
+  if (exponent == 255) {  // infinite or NaN
+    r = x - x;
+    q = 0;
+    return;
+  }
+  const uint64_t m = (word & 0x7fffff) | 0x800000;
+  const uint32_t first = exponent - 120, shift = first % 32;
+  const uint32_t* from = kTurns + first / 32;
+  const auto bits_at = [&](size_t i) { return ((uint64_t{from[i]} << 32 | from[i + 1]) << shift) >> 32; };
+  const uint64_t turns = (m * bits_at(0) << 32) + m * bits_at(1) + (m * bits_at(2) >> 32);
+  const uint64_t quarters = (turns + (uint64_t{1} << 61)) >> 62;
+  const double rest = static_cast<double>(static_cast<int64_t>(turns - (quarters << 62))) * 0x1.921fb54442d18p-62;
+  r = static_cast<float>(x < 0.0f ? -rest : rest);
+  q = static_cast<int32_t>(x < 0.0f ? 4 - quarters : quarters);
+}
+
 struct Turned {
   F sine, cosine;  // of r
   I q;
@@ -91,13 +115,22 @@ struct Turned {
 OBN_INLINE Turned turned(F x) {
   D wide = widen(x);
   D shifted = fma(wide, wide_splat(0.6366197723675814), wide_splat(0x1.8p52));
-  D q = shifted - 0x1.8p52;
-  D rest = fnma(q, wide_splat(0x1.921fb5444p+0), wide);
-  F r = narrow(fnma(q, wide_splat(0x1.68c234c4c6629p-39), rest));
-  U quarters = __builtin_convertvector(reinterpret_cast<UD>(shifted), U);  // the low bits of q
-  return {sine_series(r), cosine_series(r), reinterpret_cast<I>(quarters)};
+  D quarters = shifted - 0x1.8p52;
+  D rest = fnma(quarters, wide_splat(0x1.921fb5444p+0), wide);
+  F r = narrow(fnma(quarters, wide_splat(0x1.68c234c4c6629p-39), rest));
+  I q = reinterpret_cast<I>(__builtin_convertvector(reinterpret_cast<UD>(shifted), U));  // the low bits
+  if (any(~(abs(x) <= kNear))) [[unlikely]] {  // or NaN; a lane's bits are its own business
+    for (size_t i = 0; i < kLanes; ++i) {
+      if (__builtin_fabsf(x[i]) <= kNear) continue;
+      float far_r;
+      int32_t far_q;
+      turn_far(x[i], far_r, far_q);
+      r[i] = far_r;
+      q[i] = far_q;
+    }
+  }
+  return {sine_series(r), cosine_series(r), q};
 }
-OBN_INLINE bool turns_far(F x) { return any(~(abs(x) <= kNear)); }  // or is NaN
 
 // sin (r + q·π/2): every second quarter is a cosine, every second half is negative.
 OBN_INLINE F sine_of(const Turned& t, I q) {
@@ -105,27 +138,17 @@ OBN_INLINE F sine_of(const Turned& t, I q) {
   return from_bits(bits(value) ^ ((q & 2) << 30));
 }
 
-// `value`, but function(x) in lanes that turn far: a lane's bits are its own business.
-template <class Function>
-OBN_INLINE F near_or(F value, F x, Function function) {
-  if (turns_far(x)) [[unlikely]] {
-    for (size_t i = 0; i < kLanes; ++i)
-      if (!(__builtin_fabsf(x[i]) <= kNear)) value[i] = function(x[i]);
-  }
-  return value;
-}
-
 OBN_INLINE F sin(F x) {
   const Turned t = turned(x);
-  return near_or(sine_of(t, t.q), x, [](float v) { return __builtin_sinf(v); });
+  return sine_of(t, t.q);
 }
 OBN_INLINE F cos(F x) {
   const Turned t = turned(x);
-  return near_or(sine_of(t, t.q + 1), x, [](float v) { return __builtin_cosf(v); });
+  return sine_of(t, t.q + 1);
 }
 OBN_INLINE F tan(F x) {
   const Turned t = turned(x);
-  return near_or(sine_of(t, t.q) / sine_of(t, t.q + 1), x, [](float v) { return __builtin_tanf(v); });
+  return sine_of(t, t.q) / sine_of(t, t.q + 1);
 }
 
 // ---- their inverses ----
@@ -248,7 +271,7 @@ OBN_INLINE F root_of_square_less_one(F x) {
   return size > 1e10f ? size : sqrt((size - 1.0f) * (size + 1.0f));
 }
 
-// ---- the functions: y, then da, db, dc (spec arithmetic.md 5) ----
+// ---- the functions: y, then da, db, dc (docs/interface/arithmetic.md 5) ----
 
 struct Add {
   static F y(const At& v) { return v.a + v.b; }
@@ -550,21 +573,13 @@ void sum_columns(const float* from, size_t rows, size_t n, double* sums) {
   }
 }
 
-void stream_row(const float* from, float* y, size_t n) {
-  size_t i = (sizeof(F) - reinterpret_cast<uintptr_t>(y) % sizeof(F)) % sizeof(F) / sizeof(float);
-  if (i > n) i = n;
-  if (i > 0) store_first(y, load_first(from, i), i);
-  for (; i + kLanes <= n; i += kLanes) stream(y + i, load(from + i));
-  if (i < n) store_first(y + i, load_first(from + i, n - i), n - i);
-}
-
 // A function of sources p and q, past the caches. They are fetched long before: gradients change from one array to
 // another too often for the processor to follow.
 template <F (*f)(const At&), size_t p, size_t q>
 [[gnu::flatten]] void streamed_row(const Sources& sources, float* out, size_t n) {
   using namespace obn::arithmetic;
   constexpr size_t kAhead = 2048;
-  size_t i = (sizeof(F) - reinterpret_cast<uintptr_t>(out) % sizeof(F)) % sizeof(F) / sizeof(float);
+  size_t i = floats_before(out, sizeof(F));
   if (i > n) i = n;
   if (i > 0) row<f>(sources, out, i);
   Sources rest = sources;
@@ -592,120 +607,6 @@ template <F (*f)(const At&), size_t p, size_t q>
   advance(whole * kLanes);
   i += whole * kLanes;
   if (i < n) row<f>(rest, out + i, n - i);
-}
-
-// ---- sweeps ----
-
-constexpr size_t kSwept = 512;  // values that are added up, then written
-
-OBN_INLINE F copied(F p, F) { return p; }
-OBN_INLINE F plus(F p, F value) { return p + value; }
-OBN_INLINE F times(F p, F value) { return p * value; }
-
-// What a sweep writes, in the vectors of `out` as they lie in memory. One may begin in the row before.
-template <F (*f)(F, F), bool streams>
-struct SweptOut {
-  const float* p;
-  float* out;
-  size_t at = 0;  // values done
-  F before = {};  // the value of the row before
-
-  [[gnu::always_inline]] void put(F v) {
-    if (streams) {
-      stream(out + at, v);
-    } else {
-      store(out + at, v);
-    }
-    at += kLanes;
-  }
-  // The next n < kLanes values.
-  [[gnu::always_inline]] void part(size_t n, F value) {
-    store_first(out + at, f(load_first(p + at, n), value), n);
-    at += n;
-  }
-  // As far as vectors go that end before value `end`; the row begins at `row`.
-  [[gnu::always_inline]] void until(size_t end, size_t row, F value) {
-    if (at < row) {
-      const F both = iota() < static_cast<int32_t>(row - at) ? before : value;
-      put(f(load(p + at), both));
-    }
-    while (at + kLanes <= end) put(f(load(p + at), value));
-  }
-};
-
-// Σ p or Σ p·other of a row, from its first value to its last.
-template <bool products>
-struct SweptSum {
-  const float *p, *other;
-  size_t ahead;
-  F total[4] = {};
-
-  [[gnu::always_inline]] void add(size_t j, size_t i) {
-    if (products) {
-      total[j] = fma(load(p + i), load(other + i), total[j]);
-    } else {
-      total[j] += load(p + i);
-    }
-  }
-  [[gnu::always_inline]] void fetch(size_t i) const {
-    if (ahead == 0) return;
-    prefetch(p + i + ahead);
-    if (products) prefetch(other + i + ahead);
-  }
-  // Values from … to - 1; whole vectors except at the end of the row.
-  [[gnu::always_inline]] void some(size_t from, size_t to) {
-    size_t i = from;
-    for (; i + 4 * kLanes <= to; i += 4 * kLanes) {
-#pragma GCC unroll 4
-      for (size_t j = 0; j < 4; ++j) {
-        fetch(i + j * kLanes);
-        add(j, i + j * kLanes);
-      }
-    }
-    for (; i + kLanes <= to; i += kLanes) add(0, i);
-    if (i == to) return;
-    const F rest = load_first(p + i, to - i);
-    total[1] = products ? fma(rest, load_first(other + i, to - i), total[1]) : total[1] + rest;
-  }
-};
-
-template <F (*f)(F, F), bool has_sums, bool products, bool writes, bool streams>
-OBN_INLINE void sweep_rows(const Sweep& job) {
-  SweptOut<f, streams> out = {job.p, job.out};
-  const size_t n = job.n;
-  if (writes && streams) {
-    size_t head = (sizeof(F) - reinterpret_cast<uintptr_t>(job.out) % sizeof(F)) % sizeof(F) / sizeof(float);
-    if (head > job.rows * n) head = job.rows * n;
-    if (head > 0) out.part(head, splat(*job.value));
-  }
-  F value = {};
-  for (size_t first = 0; first < job.rows; first += kLanes) {
-    const size_t count = first + kLanes < job.rows ? kLanes : job.rows - first;
-    F totals[kLanes] = {};
-    for (size_t k = 0; k < count; ++k) {
-      const size_t row = (first + k) * n;
-      value = splat(job.value[(first + k) * job.value_step]);
-      SweptSum<products> sum = {job.p + row, products ? job.other + row : nullptr, job.ahead};
-      for (size_t i = 0; i < n; i += kSwept) {
-        const size_t end = i + kSwept < n ? i + kSwept : n;
-        if (has_sums) sum.some(i, end);
-        if (writes) out.until(row + end, row, value);
-      }
-      out.before = value;
-      totals[k] = (sum.total[0] + sum.total[1]) + (sum.total[2] + sum.total[3]);
-    }
-    if (!has_sums) continue;
-    const F all = sum_each(totals);
-    for (size_t k = 0; k < count; ++k) job.sums[first + k] += static_cast<double>(all[k]);
-  }
-  if (writes && out.at < job.rows * n) out.part(job.rows * n - out.at, value);
-}
-
-template <F (*f)(F, F), bool has_sums, bool products>
-[[gnu::flatten]] void sweep(const Sweep& job) {
-  if (!job.out) return sweep_rows<f, has_sums, products, false, false>(job);
-  if (job.streams) return sweep_rows<f, has_sums, products, true, true>(job);
-  sweep_rows<f, has_sums, products, true, false>(job);
 }
 
 void end_streams() { fence(); }
@@ -770,10 +671,6 @@ constexpr obn::arithmetic::Kernels table() {
   t.streamed_gradient[BNNSArithmeticMultiply][0] = streamed_row<Multiply::da, kB, kDz>;
   t.streamed_gradient[BNNSArithmeticMultiply][1] = streamed_row<Multiply::db, kA, kDz>;
   t.streamed_gradient[BNNSArithmeticDivide][0] = streamed_row<Divide::da, kB, kDz>;
-  t.sweep[BNNSArithmeticAdd] = sweep<plus, false, false>;
-  t.sweep[BNNSArithmeticMultiply] = sweep<times, false, false>;
-  t.sweep_gradient[BNNSArithmeticAdd] = sweep<copied, true, false>;
-  t.sweep_gradient[BNNSArithmeticMultiply] = sweep<times, true, true>;
   t.repeat = repeat;
   t.add = add;
   t.add_to_doubles = add_to_doubles;
@@ -789,6 +686,6 @@ constexpr obn::arithmetic::Kernels table() {
 
 }  // namespace
 
-constinit const obn::arithmetic::Kernels kernels = table();
-
 }  // namespace obn::OBN_TARGET::arithmetic
+
+constinit const obn::arithmetic::Kernels obn::arithmetic::Compiled::OBN_TARGET = obn::OBN_TARGET::arithmetic::table();

@@ -1,4 +1,4 @@
-// The obvious formulas, in double precision (spec arithmetic.md 5). Letters as in arithmetic.h.
+// The obvious formulas, in double precision (docs/interface/arithmetic.md 5). Letters as in arithmetic.h.
 #include <cmath>
 #include <cstddef>
 

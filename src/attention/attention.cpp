@@ -8,6 +8,8 @@
 
 #include "activation/activation.h"
 #include "attention/attention_filter.h"
+#include "base/describe.h"
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/system.h"
@@ -30,10 +32,6 @@ constexpr char kKind[] = "attention";
 // rows stay in the second-level cache.
 constexpr size_t kForwardRows = 256, kBackwardRows = 128, kColumns = 256;
 constexpr size_t kFewestRows = 8, kFewestColumns = 16;
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 // The axis of the tuple's k-th coordinate: for a RowMajorMatrix (row, column) is size[1], size[0].
 size_t tuple_axis(const View& view, size_t k) {
@@ -95,18 +93,18 @@ int check_data(const View& view, Access access, const char* word) {
 }
 
 size_t even_part(size_t whole, size_t most) {
-  const size_t parts = (whole + most - 1) / most;
-  return (whole + parts - 1) / parts;
+  const size_t parts = divide_up(whole, most);
+  return divide_up(whole, parts);
 }
 
 // The largest blocks whose work fits in scratch; columns 0 when none does.
 template <class Values>
 Blocks fit_blocks(size_t t, size_t columns, size_t most_rows, size_t key_width, size_t value_width, Values values) {
-  constexpr size_t kRoom = kScratchBytes / sizeof(float);
+  constexpr size_t kMost = kScratchBytes / sizeof(float);
   for (size_t rows = most_rows, most = kColumns; rows >= kFewestRows && most >= kFewestColumns; rows /= 2, most /= 2) {
     const Blocks blocks = {.rows = even_part(t, rows), .columns = even_part(columns, most)};
-    const bool is_narrow = key_width < kRoom / kColumns && value_width < kRoom / kColumns;  // sums do not overflow
-    if (is_narrow && values(blocks, key_width, value_width) <= kRoom) return blocks;
+    const bool is_narrow = key_width < kMost / kColumns && value_width < kMost / kColumns;  // sums do not overflow
+    if (is_narrow && values(blocks, key_width, value_width) <= kMost) return blocks;
   }
   return {};
 }
@@ -133,6 +131,15 @@ size_t kept_backward_values(size_t t, size_t columns, size_t key_width, size_t v
 Attention::Attention(const Options& options) : Filter(kKind, options), stream_(0) {}
 
 Attention::~Attention() { options().release(held_); }
+
+void Attention::describe(Description* description) const {
+  description->forward = forward_blocks_.columns ? "blocks" : "reference";
+  description->input_gradient = keeps_scores_ ? "saved_scores" : backward_blocks_.columns ? "blocks" : "reference";
+  description->inputs[0] = &q_.x;
+  description->inputs[1] = &k_.x;
+  description->inputs[2] = &v_.x;
+  description->output = &o_.x;
+}
 
 // Query, key or value. `rows` 0: whatever there are.
 int Attention::prepare_projection(const BNNSMHAProjectionParameters& p, const Words& words, size_t rows,
@@ -243,18 +250,18 @@ int Attention::hold() {
   Weights* all[] = {&q_.weights, &k_.weights, &v_.weights, &o_.weights, &q_.bias,
                     &k_.bias,    &v_.bias,    &o_.bias,    &key_bias_,  &value_bias_};
   for (const bool counts : {true, false}) {
-    Room room(static_cast<std::byte*>(held_));
+    Workspace copies(static_cast<std::byte*>(held_));
     for (Weights* w : all) {
       if (!w->data) continue;
-      float* copy = room.floats(w->inputs, w->columns());
+      float* copy = copies.take<float>(w->inputs, w->columns());
       if (counts) continue;
       const Weights held = packed_like(*w, copy);
       copy_weights(*w, held, 1);
       *w = held;
     }
     if (!counts) continue;
-    if (room.used() == SIZE_MAX) return fail("weights: expected a size that can be addressed; it overflows");
-    held_ = options().get(room.used());
+    if (copies.used() == SIZE_MAX) return fail("weights: expected a size that can be addressed; it overflows");
+    held_ = options().get(copies.used());
     if (!held_) return -1;
   }
   return 0;
@@ -324,19 +331,18 @@ int Attention::check_added(const BNNSNDArrayDescriptor* added, Job* job) const {
 }
 
 int Attention::find_work(size_t bytes, const size_t* given_size, void* given, Job* job) const {
-  if (!given) {
-    job->work = workspace(bytes);
-    return job->work ? 0 : -1;
-  }
+  if (!scratch()) return -1;
+  if (!given) return find_workspace(bytes, &job->work);
   if (!given_size) return fail("workspace_size: expected the size of the workspace; got NULL");
   if (*given_size < bytes) return fail("workspace: expected %zu bytes; got %zu", bytes, *given_size);
-  const auto address = reinterpret_cast<uintptr_t>(given);
-  job->work = static_cast<std::byte*>(given) + (kAlignment - address % kAlignment) % kAlignment;
+  job->work = aligned(given);
+  job->given_work = given;
+  job->work_view = view_of_bytes(bytes);
   return 0;
 }
 
 struct Places {
-  Place list[16];
+  Place list[18];
   size_t count = 0;
 
   void add(const char* word, const View& view, const void* data, size_t step = 0, size_t batch = 1) {
@@ -351,7 +357,7 @@ void Attention::add_reads(const Job& job, bool is_forward, Places* reads) const 
   reads->add("value", v_.x, job.v.data, job.v.step, n);
   reads->add("key_mask", job.hidden_view, job.hidden, job.hidden_batch, n);
   reads->add("attention_bias", job.added_view, job.added.data);
-  if (!is_forward) reads->add("grad_output", job.dy_view, job.y.data, job.y.step, n);
+  if (!is_forward) reads->add("grad_output", job.dy_view, job.dy.data, job.dy.step, n);
   if (!options().use_client_ptr) return;
   const Projection* projections[] = {&q_, &k_, &v_, &o_};
   for (size_t i = 0; i < 4; ++i) {
@@ -362,8 +368,10 @@ void Attention::add_reads(const Job& job, bool is_forward, Places* reads) const 
   reads->add("value_bias", value_bias_view_, value_bias_.data);
 }
 
-// Gradients of inputs may be one and the same.
+// Gradients of inputs may be one and the same. The caller's cache and workspace are written in any order.
 void Attention::add_writes(const Job& job, bool is_forward, Places* writes) const {
+  writes->add("cache", job.cache_view, job.cache);
+  writes->add("workspace", job.work_view, job.given_work);
   if (is_forward) return writes->add("output", o_.x, job.y.data, job.y.step, job.batch);
   const Delta* deltas[] = {&job.dq, &job.dk, &job.dv, &job.output};
   for (size_t i = 0; i < 4; ++i) {
@@ -426,15 +434,15 @@ int Attention::forward(const Forward& a) {
   size_t step;
   if (read_batch(o_.x, a.y, a.batch, a.y_stride, Access::write, "output", &step) != 0) return -1;
   job.y = {a.y, o_.x.type, step, o_.row, o_.column};
-  if (check_places(job, true) != 0) return -1;
   const size_t bytes = plan_bytes(a.batch, false, a.cache);
   if (bytes == SIZE_MAX || cache_bytes(a.batch) == SIZE_MAX) return fail_as_too_large();
   if (a.cache) {
     if (!a.cache_size) return fail("cache_size: expected the size of the cache; got NULL");
     if (check_cache(a.batch, *a.cache_size, a.cache) != 0) return -1;
     job.cache = static_cast<std::byte*>(a.cache);
+    job.cache_view = view_of_bytes(cache_bytes(a.batch));
   }
-  if (!scratch() || find_work(bytes, a.work_size, a.work, &job) != 0) return -1;
+  if (find_work(bytes, a.work_size, a.work, &job) != 0 || check_places(job, true) != 0) return -1;
   run_forward(job);
   return 0;
 }
@@ -453,6 +461,7 @@ int Attention::check_cache_for_backward(const Backward& a, Job* job) const {
   if (std::memcmp(&header, &expected, sizeof header) != 0)
     return fail("cache: expected what apply filled for %zu samples of this layer; got something else", a.batch);
   job->cache = static_cast<std::byte*>(a.cache);
+  job->cache_view = view_of_bytes(cache_bytes(a.batch));
   return 0;
 }
 
@@ -513,13 +522,13 @@ int Attention::check_aliases(const Job& job) const {
 }
 
 int Attention::check_deltas(const Backward& a, Job* job) {
-  if (!a.output || !a.output->target_desc.data)
+  if (!a.output || (!a.output->target_desc.data && a.batch > 0))
     return fail("grad_output: expected output_param_delta->target_desc with data; got NULL");
   size_t step;
   if (read_gradient(a.output->target_desc, o_.x, Access::read, a.batch, a.output->target_desc.stride[2], "grad_output",
                     &job->dy_view, &step) != 0)
     return -1;
-  job->y = {job->dy_view.data, job->dy_view.type, step, stride_of(job->dy_view, 0), stride_of(job->dy_view, 1)};
+  job->dy = {job->dy_view.data, job->dy_view.type, step, stride_of(job->dy_view, 0), stride_of(job->dy_view, 1)};
   if (check_delta(a.dq, q_, kQuery, job, &job->dq) != 0 || check_delta(a.dk, k_, kKey, job, &job->dk) != 0 ||
       check_delta(a.dv, v_, kValue, job, &job->dv) != 0 ||
       check_delta(a.output, o_, kOutput, job, &job->output) != 0)
@@ -557,10 +566,14 @@ int Attention::backward(const Backward& a) {
     *a.work_size = bytes;
     return 0;
   }
-  if (a.batch == 0) return 0;
   Job job;
   job.batch = a.batch;
   if (check_types() != 0 || check_deltas(a, &job) != 0) return -1;
+  if (a.batch == 0) {
+    if (check_places(job, false) != 0) return -1;
+    job.clear_sums();
+    return 0;
+  }
   const bool repeats = !has_cache && (job.wants_core() || job.output.weights.data);
   if ((has_cache || repeats) && check_cache_for_backward(a, &job) != 0) return -1;
   const char* why = repeats ? "the forward pass is computed again from" : "the gradient of the weights needs";
@@ -568,12 +581,11 @@ int Attention::backward(const Backward& a) {
   if ((repeats || job.dk.weights.data) && need(a.k, "key", why) != 0) return -1;
   if ((repeats || job.dv.weights.data) && need(a.v, "value", why) != 0) return -1;
   if (check_inputs(a.batch, a.q, a.q_stride, a.k, a.k_stride, a.v, a.v_stride, false, false, false, &job) != 0 ||
-      check_hidden(a.hidden, a.hidden_stride, &job) != 0 || check_added(a.added, &job) != 0 ||
-      check_places(job, false) != 0)
+      check_hidden(a.hidden, a.hidden_stride, &job) != 0 || check_added(a.added, &job) != 0)
     return -1;
   const size_t bytes = plan_bytes(a.batch, true, has_cache);
   if (bytes == SIZE_MAX) return fail_as_too_large();
-  if (!scratch() || find_work(bytes, a.work_size, a.work, &job) != 0) return -1;
+  if (find_work(bytes, a.work_size, a.work, &job) != 0 || check_places(job, false) != 0) return -1;
   run_backward(job);
   return 0;
 }
@@ -621,11 +633,13 @@ int BNNSApplyMultiheadAttention(BNNSFilter F, size_t batch_size, const void* que
                                 void* workspace) {
   Attention* filter = obn::attention::find(F);
   if (!filter) return -1;
-  return filter->forward({.batch = batch_size, .q = query, .q_stride = query_stride, .k = key, .k_stride = key_stride,
-                          .hidden = key_mask, .hidden_stride = key_mask_stride, .v = value, .v_stride = value_stride,
-                          .y = output, .y_stride = output_stride, .added = add_to_attention,
-                          .cache_size = backprop_cache_size, .cache = backprop_cache, .work_size = workspace_size,
-                          .work = workspace});
+  return obn::call_filter(filter, obn::Pass::forward, batch_size, [&] {
+    return filter->forward({.batch = batch_size, .q = query, .q_stride = query_stride, .k = key,
+                            .k_stride = key_stride, .hidden = key_mask, .hidden_stride = key_mask_stride, .v = value,
+                            .v_stride = value_stride, .y = output, .y_stride = output_stride,
+                            .added = add_to_attention, .cache_size = backprop_cache_size, .cache = backprop_cache,
+                            .work_size = workspace_size, .work = workspace});
+  });
 }
 
 int BNNSApplyMultiheadAttentionBackward(
@@ -639,13 +653,15 @@ int BNNSApplyMultiheadAttentionBackward(
     size_t* workspace_size, void* workspace) {
   Attention* filter = obn::attention::find(F);
   if (!filter) return -1;
-  return filter->backward({.batch = batch_size, .q = query, .q_stride = query_stride, .dq = query_param_delta, .k = key,
-                           .k_stride = key_stride, .hidden = key_mask, .hidden_stride = key_mask_stride,
-                           .dk = key_param_delta, .v = value, .v_stride = value_stride, .dv = value_param_delta,
-                           .added = add_to_attention, .key_bias = key_attn_bias_delta,
-                           .value_bias = value_attn_bias_delta, .output = output_param_delta,
-                           .cache_size = backprop_cache_size, .cache = backprop_cache, .work_size = workspace_size,
-                           .work = workspace});
+  return obn::call_filter(filter, obn::Pass::backward, batch_size, [&] {
+    return filter->backward({.batch = batch_size, .q = query, .q_stride = query_stride, .dq = query_param_delta,
+                             .k = key, .k_stride = key_stride, .hidden = key_mask, .hidden_stride = key_mask_stride,
+                             .dk = key_param_delta, .v = value, .v_stride = value_stride, .dv = value_param_delta,
+                             .added = add_to_attention, .key_bias = key_attn_bias_delta,
+                             .value_bias = value_attn_bias_delta, .output = output_param_delta,
+                             .cache_size = backprop_cache_size, .cache = backprop_cache, .work_size = workspace_size,
+                             .work = workspace});
+  });
 }
 
 int obn_attention_set_causal(BNNSFilter filter, int on) {

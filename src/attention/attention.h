@@ -14,7 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu.h"
+#include "base/integer.h"
+#include "base/memory.h"
+#include "base/targets.h"
 #include "openbnns/bnns/attention.h"
 
 namespace obn::attention {
@@ -89,13 +91,12 @@ struct Blocks {
 
 inline constexpr size_t kWidestTile = 32;  // of all targets
 
-[[gnu::always_inline]] inline size_t whole_tiles(size_t n) { return (n + kWidestTile - 1) / kWidestTile * kWidestTile; }
+[[gnu::always_inline]] inline size_t whole_tiles(size_t n) { return round_up(n, kWidestTile); }
 // From one row of scores to the next, in whole vectors of all targets: without gaps up to the width of a tile, which
 // reads whole rows; else an odd number of cache lines, so that rows do not throw each other out.
 [[gnu::always_inline]] inline size_t score_pitch(size_t columns) {
-  constexpr size_t kLine = 16;  // floats, and the longest vector
-  const size_t lines = (columns + kLine - 1) / kLine;
-  return kLine * (columns <= kWidestTile ? lines : lines | 1);
+  const size_t lines = divide_up(columns, kLineFloats);
+  return kLineFloats * (columns <= kWidestTile ? lines : lines | 1);
 }
 
 struct Kernels {
@@ -112,7 +113,10 @@ struct Kernels {
   void (*dots)(const float* a, size_t a_row, const float* da, size_t da_row, size_t rows, size_t n, float* dots);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // Floats of work.
 size_t forward_values(const Blocks& blocks, size_t key_width, size_t value_width);

@@ -10,12 +10,11 @@
 #include "base/filter.h"
 #include "base/random.h"
 #include "base/view.h"
+#include "base/workspace.h"
 #include "fully_connected/fully_connected.h"
 #include "gemm/gemm.h"
 
 namespace obn::attention {
-
-using fully_connected::Room;
 
 // A batch of matrices: value (b, i, j) lies at data[b·step + i·row + j·column].
 struct Batch {
@@ -78,14 +77,24 @@ struct Job {
   View added_view;
   Added added;
   size_t added_batch = 0, added_head = 0;
-  Batch y;                 // forward: the result; backward: its gradient
+  Batch y, dy;             // the result of a forward pass; its gradient for a backward pass
   View dy_view;
   Delta dq, dk, dv, output;
   View key_bias_view, value_bias_view;
   Weights key_bias, value_bias;  // gradients of the attention biases
   std::byte* cache = nullptr;
   std::byte* work = nullptr;     // aligned to kAlignment
+  void* given_work = nullptr;    // the caller's, where that is used
+  View cache_view, work_view;    // all of their bytes
 
+  void clear_sums() const {  // those over no samples
+    for (const Delta* delta : {&dq, &dk, &dv, &output}) {
+      clear_sum(delta->w_view);
+      clear_sum(delta->bias_view);
+    }
+    clear_sum(key_bias_view);
+    clear_sum(value_bias_view);
+  }
   bool wants_core() const { return dq.any() || dk.any() || dv.any() || key_bias.data || value_bias.data; }
 };
 
@@ -109,6 +118,7 @@ class Attention final : public Filter {
   int prepare(const BNNSLayerParametersMultiheadAttention& parameters);
   int set_causal(int on);
   size_t work_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
 
   // Arguments as in the interface.
   struct Forward {
@@ -156,7 +166,7 @@ class Attention final : public Filter {
   int backward(const Backward& arguments);
 
  private:
-  struct Rows;
+  struct Saved;
   struct Plan;
 
   int prepare_projection(const BNNSMHAProjectionParameters& p, const Words& words, size_t rows, Projection* to);
@@ -193,8 +203,8 @@ class Attention final : public Filter {
   // attention_run.cpp
   size_t cache_bytes(size_t batch) const;  // SIZE_MAX: more than can be addressed, like the next
   size_t plan_bytes(size_t batch, bool is_backward, bool has_cache) const;
-  void place_rows(size_t batch, bool keeps_scores, Room* room, Rows* rows) const;
-  void place(size_t batch, bool is_backward, bool has_cache, Room* room, Plan* plan) const;
+  void place_saved(size_t batch, bool keeps_scores, Workspace* workspace, Saved* saved) const;
+  void place(size_t batch, bool is_backward, bool has_cache, Workspace* workspace, Plan* plan) const;
   size_t product_bytes(size_t batch, bool is_backward) const;
   size_t count_product_bytes(size_t batch, bool is_backward) const;
   Plan begin(const Job& job, bool is_backward) const;

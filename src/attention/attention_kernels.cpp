@@ -4,6 +4,9 @@
 #include <cstring>
 
 #include "attention/attention.h"
+#include "base/integer.h"
+#include "base/interrupt.h"
+#include "base/memory.h"
 #include "simd/convert.h"
 #include "simd/math.h"
 #include "simd/tile.h"
@@ -22,7 +25,7 @@ constexpr float kNothing = -__builtin_inff();
 constexpr size_t kShortRow = 128;  // values from row to row up to which rows are multiplied where they lie
 
 OBN_INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
-OBN_INLINE size_t whole_vectors(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+OBN_INLINE size_t whole_vectors(size_t n) { return round_up(n, kLanes); }
 
 // ---- products ----
 
@@ -47,18 +50,17 @@ struct Ahead {
 
   // The next k lines; rows fewer than k are left out.
   void give(size_t k, Tile* t) {
-    constexpr size_t kLine = 16;  // floats
     t->ahead = nullptr;
     t->ahead_step = 0;
     while (at < coming.count && coming.rows[at].rows < k) ++at;
     if (at == coming.count) return;
     const Coming::Rows& from = coming.rows[at];
-    t->ahead = from.data + least(row, from.rows - k) * from.row + line * kLine;
+    t->ahead = from.data + least(row, from.rows - k) * from.row + line * kLineFloats;
     t->ahead_step = from.row;
     row += k;
     if (row < from.rows) return;
     row = 0;
-    if (++line * kLine < from.width) return;
+    if (++line * kLineFloats < from.width) return;
     line = 0;
     ++at;
   }
@@ -476,7 +478,7 @@ void backward(const Head& h, const HeadGradients& g, const Blocks& blocks, float
   };
   const bool at_once = h.t <= blocks.copied;
   if (at_once) copy_queries(0, h.t);
-  for (size_t j = 0; j < all; j += blocks.columns) {
+  for (size_t j = 0; j < all && !is_interrupted(); j += blocks.columns) {
     const Columns c = columns_of(h, j, least(blocks.columns, all - j), hidden, spare);
     size_t key_row;
     const float* keys = rows_at(keys_of(h), j, c.n, key_copy, &key_row);
@@ -603,9 +605,10 @@ void dots(const float* a, size_t a_row, const float* da, size_t da_row, size_t r
   }
 }
 
+constexpr obn::attention::Kernels kernels = {forward, backward, backward_kept, dots};
+
 }  // namespace
 
-extern const obn::attention::Kernels kernels;
-constinit const obn::attention::Kernels kernels = {forward, backward, backward_kept, dots};
-
 }  // namespace obn::OBN_TARGET::attention
+
+constinit const obn::attention::Kernels obn::attention::Compiled::OBN_TARGET = obn::OBN_TARGET::attention::kernels;

@@ -9,6 +9,7 @@
 
 #include "activation/activation.h"
 #include "attention/attention_filter.h"
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/precision.h"
@@ -16,26 +17,7 @@
 
 namespace obn {
 
-namespace portable::attention {
-extern const obn::attention::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::attention {
-extern const obn::attention::Kernels kernels;
-}
-namespace avx512::attention {
-extern const obn::attention::Kernels kernels;
-}
-#endif
-
 namespace attention {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::attention::kernels, &avx2::attention::kernels,
-                                         &avx512::attention::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::attention::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -43,10 +25,8 @@ constexpr double kValue = 1.0;                  // nanoseconds to copy one with 
 constexpr size_t kPerPiece = size_t{1} << 19;   // those that a piece should hold at least
 constexpr size_t kChunkRows = 128;              // rows that go through the spare block at a time
 constexpr size_t kNear = size_t{1} << 16;       // projected values that stay in the caches
-constexpr size_t kLine = 16;                    // floats of a cache line
 constexpr size_t kSlowRows = 16;                // rows of a piece of the obvious loops
 
-size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
 size_t times(size_t a, size_t b) {
   size_t n;
   return __builtin_mul_overflow(a, b, &n) ? SIZE_MAX : n;
@@ -126,15 +106,15 @@ void scatter(const float* from, bool turned, const Weights& to, size_t threads) 
 // ---- where everything lies ----
 
 // What a forward pass leaves for a backward pass.
-struct Attention::Rows {
+struct Attention::Saved {
   float *q = nullptr, *k = nullptr, *v = nullptr;  // (B, T or S, H, width)
-  float* a = nullptr;                              // (B, T, H, d_value)
+  float* a = nullptr;                              // (B, T, H, d_value), its memory as wide as d_key at least
   float *top = nullptr, *inverse = nullptr;        // (B, H, T)
   float* p = nullptr;                              // (B, H), each kept_each(); NULL: not kept
 };
 
 struct Attention::Plan {
-  Rows rows;
+  Saved saved;
   Weights q, k, v, o;                                     // matrices
   const float *q_bias = nullptr, *k_bias = nullptr;       // rows; NULL: none
   const float *v_bias = nullptr, *o_bias = nullptr;
@@ -151,55 +131,55 @@ struct Attention::Plan {
   bool causal = false;
 };
 
-void Attention::place_rows(size_t batch, bool keeps_scores, Room* room, Rows* rows) const {
+void Attention::place_saved(size_t batch, bool keeps_scores, Workspace* workspace, Saved* saved) const {
   const size_t queries = times(batch, t_), keys = times(batch, s_);
-  rows->q = room->floats(queries, key_columns());
-  rows->k = room->floats(keys, key_columns());
-  rows->v = room->floats(keys, value_columns());
-  rows->a = room->floats(queries, std::max(key_columns(), value_columns()));  // later dq
-  rows->top = room->floats(queries, heads_);
-  rows->inverse = room->floats(queries, heads_);
-  if (keeps_scores) rows->p = room->floats(times(batch, heads_), kept_each());
+  saved->q = workspace->take<float>(queries, key_columns());
+  saved->k = workspace->take<float>(keys, key_columns());
+  saved->v = workspace->take<float>(keys, value_columns());
+  saved->a = workspace->take<float>(queries, std::max(key_columns(), value_columns()));
+  saved->top = workspace->take<float>(queries, heads_);
+  saved->inverse = workspace->take<float>(queries, heads_);
+  if (keeps_scores) saved->p = workspace->take<float>(times(batch, heads_), kept_each());
 }
 
 size_t Attention::cache_bytes(size_t batch) const {
-  Room room;
-  Rows rows;
-  room.bytes(sizeof(CacheHeader));
-  place_rows(batch, keeps_scores_, &room, &rows);
-  return room.used();
+  Workspace workspace;
+  Saved saved;
+  workspace.take(sizeof(CacheHeader));
+  place_saved(batch, keeps_scores_, &workspace, &saved);
+  return workspace.used();
 }
 
-void Attention::place(size_t batch, bool is_backward, bool has_cache, Room* room, Plan* plan) const {
+void Attention::place(size_t batch, bool is_backward, bool has_cache, Workspace* workspace, Plan* plan) const {
   const size_t queries = times(batch, t_), keys = times(batch, s_);
-  if (!has_cache) place_rows(batch, is_backward && keeps_scores_, room, &plan->rows);
+  if (!has_cache) place_saved(batch, is_backward && keeps_scores_, workspace, &plan->saved);
   const Projection* projections[] = {&q_, &k_, &v_, &o_};
   size_t widest = 0;
   for (size_t i = 0; i < 4; ++i) {
     const Projection& p = *projections[i];
-    if (!is_usable(p.weights)) plan->packed[i] = room->floats(p.inputs, p.weights.columns());
-    if (p.bias.data && !is_row(p.bias)) plan->packed_bias[i] = room->floats(1, p.weights.columns());
+    if (!is_usable(p.weights)) plan->packed[i] = workspace->take<float>(p.inputs, p.weights.columns());
+    if (p.bias.data && !is_row(p.bias)) plan->packed_bias[i] = workspace->take<float>(1, p.weights.columns());
     widest = std::max({widest, times(p.inputs, p.weights.columns()),
                        times(kChunkRows, std::max(p.inputs, p.weights.columns()))});
   }
-  plan->extra_k = room->floats(extra(), key_columns());
-  plan->extra_v = room->floats(extra(), value_columns());
+  plan->extra_k = workspace->take<float>(extra(), key_columns());
+  plan->extra_v = workspace->take<float>(extra(), value_columns());
   const bool is_direct = o_.x.type == BNNSDataTypeFloat32 && o_.column == 1;
   if (is_backward) {
-    plan->da = room->floats(queries, value_columns());
-    plan->dots = room->floats(queries, heads_);
-    plan->extra_dk = room->floats(times(batch, extra()), key_columns());
-    plan->extra_dv = room->floats(times(batch, extra()), value_columns());
-    // Without a cache the gradients take the place of what they are gradients of.
+    plan->da = workspace->take<float>(queries, value_columns());
+    plan->dots = workspace->take<float>(queries, heads_);
+    plan->extra_dk = workspace->take<float>(times(batch, extra()), key_columns());
+    plan->extra_dv = workspace->take<float>(times(batch, extra()), value_columns());
+    // Without a cache dq takes the place of a, and the others that of what they are gradients of.
     const bool in_place = !has_cache && backward_blocks_.columns > 0;
-    plan->dq = has_cache ? room->floats(queries, key_columns()) : plan->rows.a;
-    plan->dk = in_place ? plan->rows.k : room->floats(keys, key_columns());
-    plan->dv = in_place ? plan->rows.v : room->floats(keys, value_columns());
-    plan->spare = room->floats(1, widest);
+    plan->dq = has_cache ? workspace->take<float>(queries, key_columns()) : plan->saved.a;
+    plan->dk = in_place ? plan->saved.k : workspace->take<float>(keys, key_columns());
+    plan->dv = in_place ? plan->saved.v : workspace->take<float>(keys, value_columns());
+    plan->spare = workspace->take<float>(1, widest);
   } else if (!is_direct) {
-    plan->spare = room->floats(kChunkRows, o_.weights.width);
+    plan->spare = workspace->take<float>(kChunkRows, o_.weights.width);
   }
-  plan->work = room->bytes(0);  // the last: how much, only plan_bytes() needs to know
+  plan->work = workspace->take(0);  // the last: how much, only plan_bytes() needs to know
 }
 
 // The most that any product of the call asks for. Counting takes as long as a small product, so the result for the last
@@ -240,11 +220,13 @@ size_t Attention::count_product_bytes(size_t batch, bool is_backward) const {
 }
 
 size_t Attention::plan_bytes(size_t batch, bool is_backward, bool has_cache) const {
-  Room room;
+  for (const Projection* p : {&q_, &k_, &v_, &o_})
+    if (check_batch_size(p->x, batch) != 0) return SIZE_MAX;
+  Workspace workspace;
   Plan plan;
-  place(batch, is_backward, has_cache, &room, &plan);
-  if (room.used() != SIZE_MAX) room.bytes(product_bytes(batch, is_backward));
-  const size_t used = room.used();
+  place(batch, is_backward, has_cache, &workspace, &plan);
+  if (workspace.used() != SIZE_MAX) workspace.take(product_bytes(batch, is_backward));
+  const size_t used = workspace.used();
   return used > SIZE_MAX - kAlignment ? SIZE_MAX : used + kAlignment;  // the caller's block need not be aligned
 }
 
@@ -256,13 +238,13 @@ size_t Attention::threads() const { return threads_for(options().threads); }
 
 Attention::Plan Attention::begin(const Job& job, bool is_backward) const {
   Plan plan;
-  Room room(job.work);
+  Workspace workspace(job.work);
   if (job.cache) {
-    Room kept(job.cache);
-    kept.bytes(sizeof(CacheHeader));
-    place_rows(job.batch, keeps_scores_, &kept, &plan.rows);
+    Workspace cache(job.cache);
+    cache.take(sizeof(CacheHeader));
+    place_saved(job.batch, keeps_scores_, &cache, &plan.saved);
   }
-  place(job.batch, is_backward, job.cache, &room, &plan);
+  place(job.batch, is_backward, job.cache, &workspace, &plan);
   plan.threads = threads();
   plan.causal = causal_.load(std::memory_order_relaxed);
   prepare_weights(&plan);
@@ -313,9 +295,9 @@ void Attention::project(const Job& job, const Plan& plan) const {
     p.precision = precision();
     gemm::run_batch(p, job.batch, x.step, 0, rows * n, plan.threads, plan.work);
   };
-  run(job.q, t_, plan.q, plan.q_bias, plan.rows.q);
-  run(job.k, s_, plan.k, plan.k_bias, plan.rows.k);
-  run(job.v, s_, plan.v, plan.v_bias, plan.rows.v);
+  run(job.q, t_, plan.q, plan.q_bias, plan.saved.q);
+  run(job.k, s_, plan.k, plan.k_bias, plan.saved.k);
+  run(job.v, s_, plan.v, plan.v_bias, plan.saved.v);
 }
 
 // to (B, rows, n) = a (B, rows, k) · b, through the spare block where rows of `to` are no runs of float32.
@@ -415,9 +397,9 @@ Head Attention::head_of(const Job& job, const Plan& plan, size_t b, size_t h) co
   head.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(key_width_)));
   head.q_row = head.k_row = key_columns();
   head.v_row = value_columns();
-  head.q = plan.rows.q + b * t_ * head.q_row + h * key_width_;
-  head.k = plan.rows.k + b * s_ * head.k_row + h * key_width_;
-  head.v = plan.rows.v + b * s_ * head.v_row + h * value_width_;
+  head.q = plan.saved.q + b * t_ * head.q_row + h * key_width_;
+  head.k = plan.saved.k + b * s_ * head.k_row + h * key_width_;
+  head.v = plan.saved.v + b * s_ * head.v_row + h * value_width_;
   head.extra_k = plan.extra_k + h * extra() * key_width_;
   head.extra_v = plan.extra_v + h * extra() * value_width_;
   head.added = job.added;
@@ -437,12 +419,12 @@ Coming Attention::coming_of(const Job& job, const Plan& plan, size_t i) const {
   const size_t b = i / heads_, h = i % heads_, keys = key_columns(), values = value_columns();
   Coming coming;
   if (i == job.batch * heads_ || job.batch * (t_ + s_) * (keys + values) < kNear) return coming;
-  coming.add(plan.rows.k + b * s_ * keys + h * key_width_, keys, s_, key_width_);
-  coming.add(plan.rows.v + b * s_ * values + h * value_width_, values, s_, value_width_);
-  coming.add(plan.rows.q + b * t_ * keys + h * key_width_, keys, t_, key_width_);
+  coming.add(plan.saved.k + b * s_ * keys + h * key_width_, keys, s_, key_width_);
+  coming.add(plan.saved.v + b * s_ * values + h * value_width_, values, s_, value_width_);
+  coming.add(plan.saved.q + b * t_ * keys + h * key_width_, keys, t_, key_width_);
   if (!plan.da) return coming;
   coming.add(plan.da + b * t_ * values + h * value_width_, values, t_, value_width_);
-  coming.add(plan.rows.p + i * kept_each(), kLine, kept_each() / kLine, kLine);
+  coming.add(plan.saved.p + i * kept_each(), kLineFloats, kept_each() / kLineFloats, kLineFloats);
   return coming;
 }
 
@@ -459,13 +441,13 @@ void Attention::attend(const Job& job, const Plan& plan) const {
       const size_t count = std::min(rows, t_ - first), stats = (b * heads_ + h) * t_;
       const Head head = head_of(job, plan, b, h);
       const Coming coming = down == 1 ? coming_of(job, plan, i + 1) : Coming();
-      float* a = plan.rows.a + b * t_ * row + h * value_width_;
+      float* a = plan.saved.a + b * t_ * row + h * value_width_;
       if (is_slow) {
-        ref::forward(head, first, count, a, row, plan.rows.top + stats, plan.rows.inverse + stats);
+        ref::forward(head, first, count, a, row, plan.saved.top + stats, plan.saved.inverse + stats);
       } else {
-        float* kept = plan.rows.p ? plan.rows.p + (b * heads_ + h) * kept_each() : nullptr;
-        kernels.forward(head, coming, forward_blocks_, first, count, a, row, plan.rows.top + stats,
-                        plan.rows.inverse + stats, kept, reinterpret_cast<float*>(scratch()));
+        float* kept = plan.saved.p ? plan.saved.p + (b * heads_ + h) * kept_each() : nullptr;
+        kernels.forward(head, coming, forward_blocks_, first, count, a, row, plan.saved.top + stats,
+                        plan.saved.inverse + stats, kept, reinterpret_cast<float*>(scratch()));
       }
     }
   });
@@ -474,11 +456,11 @@ void Attention::attend(const Job& job, const Plan& plan) const {
 void Attention::attend_backward(const Job& job, const Plan& plan) const {
   const Kernels& kernels = targets.best();
   const size_t row = value_columns(), all = s_ + extra();
-  if (!plan.rows.p) {  // before dq takes the place of a
+  if (!plan.saved.p) {  // before dq takes the place of a
     const size_t rows_each = std::max<size_t>(1, t_ * row);
     parallel(job.batch * heads_, plan.threads, 8 * kByte * job.batch * rows_each, [&](size_t i) {
       const size_t offset = i / heads_ * t_ * row + i % heads_ * value_width_;
-      kernels.dots(plan.rows.a + offset, row, plan.da + offset, row, t_, value_width_, plan.dots + i * t_);
+      kernels.dots(plan.saved.a + offset, row, plan.da + offset, row, t_, value_width_, plan.dots + i * t_);
     });
   }
   const size_t each = std::max<size_t>(1, 5 * t_ * all * ((key_width_ + value_width_) / 2));
@@ -490,8 +472,8 @@ void Attention::attend_backward(const Job& job, const Plan& plan) const {
       HeadGradients g;
       g.da = plan.da + b * t_ * row + h * value_width_;
       g.da_row = row;
-      g.top = plan.rows.top + i * t_;
-      g.inverse = plan.rows.inverse + i * t_;
+      g.top = plan.saved.top + i * t_;
+      g.inverse = plan.saved.inverse + i * t_;
       g.dots = plan.dots + i * t_;
       g.dq_row = g.dk_row = key_columns();
       g.dv_row = row;
@@ -500,9 +482,9 @@ void Attention::attend_backward(const Job& job, const Plan& plan) const {
       g.dv = plan.dv + b * s_ * g.dv_row + h * value_width_;
       g.extra_dk = plan.extra_dk + i * extra() * key_width_;
       g.extra_dv = plan.extra_dv + i * extra() * value_width_;
-      if (plan.rows.p) {
+      if (plan.saved.p) {
         const Coming coming = coming_of(job, plan, i + 1);
-        kernels.backward_kept(head, coming, g, plan.rows.p + i * kept_each(), reinterpret_cast<float*>(scratch()));
+        kernels.backward_kept(head, coming, g, plan.saved.p + i * kept_each(), reinterpret_cast<float*>(scratch()));
       } else if (backward_blocks_.columns == 0) {
         ref::backward(head, g);
       } else {
@@ -526,7 +508,7 @@ void Attention::run_forward(const Job& job) const {
   }
   project(job, plan);
   attend(job, plan);
-  multiply_rows(job, plan, plan.rows.a, value_columns(), plan.o.operand(), plan.o_bias, job.y, t_, o_.weights.width,
+  multiply_rows(job, plan, plan.saved.a, value_columns(), plan.o.operand(), plan.o_bias, job.y, t_, o_.weights.width,
                 false);
 }
 
@@ -568,15 +550,15 @@ void Attention::run_backward(const Job& job) const {
     attend(job, plan);
   }
   const size_t n = value_columns();
-  const Batch a = {plan.rows.a, BNNSDataTypeFloat32, t_ * n, n, 1};
-  if (job.output.weights.data) multiply_outer(job, plan, a, job.y, t_, job.output.weights);
-  if (job.output.bias.data) sum_rows(job, plan, job.y, t_, job.output.bias);
+  const Batch a = {plan.saved.a, BNNSDataTypeFloat32, t_ * n, n, 1};
+  if (job.output.weights.data) multiply_outer(job, plan, a, job.dy, t_, job.output.weights);
+  if (job.output.bias.data) sum_rows(job, plan, job.dy, t_, job.output.bias);
   if (!wants_core) return;
 
-  gemm::Product p = {.m = t_, .n = n, .k = o_.weights.width, .a = job.y.operand(), .b = plan.o.turned(), .c = plan.da,
+  gemm::Product p = {.m = t_, .n = n, .k = o_.weights.width, .a = job.dy.operand(), .b = plan.o.turned(), .c = plan.da,
                      .c_row = n};
   p.precision = precision();
-  gemm::run_batch(p, job.batch, job.y.step, 0, t_ * n, plan.threads, plan.work);
+  gemm::run_batch(p, job.batch, job.dy.step, 0, t_ * n, plan.threads, plan.work);
   attend_backward(job, plan);
 
   const bool key_repeats = job.dk.x.data && job.dk.x.data == job.dq.x.data;

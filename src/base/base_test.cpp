@@ -68,6 +68,41 @@ TEST(view_resolves_strides_of_every_pairing) {
   CHECK(view.stride[2] == 24 && view.span == 1 + 4 + 16 + 24 && !view.is_packed(), "mixed");
 }
 
+TEST(view_keeps_no_stride_that_nobody_steps_by) {
+  constexpr size_t kFar = size_t{1} << 62;
+  View view;
+  size_t step;
+  const auto read = [&](const BNNSNDArrayDescriptor& descriptor) {
+    return read_view(descriptor, Access::write, "input", &view) == 0;
+  };
+  CHECK(read(describe(BNNSDataLayoutImageCHW, {5, 3, 1}, {1, 8, kFar})) && view.stride[1] == 8 &&
+            view.stride[2] == 24 && view.packed_batch == kFar,
+        "one channel");
+  float data[24] = {};
+  CHECK(read_batch(view, data, 1, 0, Access::write, "input", &step) == 0 && step == 24, "one sample");
+  CHECK(read_batch(view, data, 1, kFar, Access::write, "input", &step) == 0 && step == 24, "one sample");
+  CHECK(read_batch(view, data, 1, 23, Access::write, "input", &step) == 0 && step == 23, "one sample");
+  CHECK(read_batch(view, data, 2, 0, Access::write, "input", &step) == -1, "samples far apart");
+  CHECK(read(describe(BNNSDataLayoutImageCHW, {1, 3, 2}, {7, 8, 30})) && view.stride[0] == 1 && view.stride[1] == 8 &&
+            view.packed_batch == 60,
+        "one column");
+  CHECK(read(describe(BNNSDataLayoutImageCHW, {5, 1, 2}, {1, 30, 30})) && view.stride[1] == 5 && view.stride[2] == 30,
+        "one row");
+  CHECK(read(describe(BNNSDataLayoutImageCHW, {5, 1, 1}, {1, 3, 0})) && view.stride[1] == 3 && view.stride[2] == 3 &&
+            view.packed_batch == 3,
+        "less than packed");
+  CHECK(refused(describe(BNNSDataLayoutImageCHW, {1, 1, 2}, {1, kFar, 4}), Access::read, "decrease"), "still in order");
+}
+
+TEST(sizes_that_no_machine_has_are_refused) {
+  View view;
+  CHECK(refused(describe(BNNSDataLayoutVector, {size_t{1} << 46}), Access::read, "overflow"), "%s", obn_last_error());
+  CHECK(read_view(describe(BNNSDataLayoutVector, {size_t{1} << 20}), Access::read, "input", &view) == 0, "a million");
+  CHECK(check_batch_size(view, 0) == 0 && check_batch_size(view, size_t{1} << 25) == 0, "%s", obn_last_error());
+  for (size_t batch : {size_t{1} << 26, size_t{1} << 44, size_t{1} << 62, SIZE_MAX})
+    CHECK(check_batch_size(view, batch) == -1 && failed_with("batch"), "%zu", batch);
+}
+
 TEST(view_refuses_what_cannot_be) {
   CHECK(refused(describe(static_cast<BNNSDataLayout>(0x12345), {4}), Access::read, "layout"), "%s", obn_last_error());
   CHECK(refused(describe(BNNSDataLayoutVector, {0}), Access::read, "at least 1"), "%s", obn_last_error());

@@ -1,4 +1,4 @@
-// The bits of results, recorded in bits.inc: some hundred calls of all families through the C interface, each with one
+// The bits of results, recorded in bits.inc: hundreds of calls of all families through the C interface, each with one
 // hash of everything it writes per instruction set. Compiler, optimization level and number of threads must not change
 // them; who changes them on purpose records the table anew and so says it:
 //
@@ -8,6 +8,8 @@
 // machine). Inputs come from an integer generator. Left out is what a function of the C library has a part in, since
 // its bits are that library's: YOLO, softmax of rows in pieces (losses) or of types that are no floats, categorical
 // random numbers, powers of betas in later steps of Adam, arguments that arithmetic functions leave to libm.
+#include <atomic>
+#include <chrono>
 #include <cinttypes>
 #include <cstdarg>
 #include <cstddef>
@@ -15,6 +17,7 @@
 #include <cstdio>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -62,7 +65,8 @@ struct Result {
   void add(const std::vector<float>& values) { add(values.data(), values.size() * sizeof(float)); }
 };
 
-std::vector<Result>* results;
+thread_local std::vector<Result>* results;
+bool changes_settings = true;  // of the process, for some cases; not while other threads do the same
 
 [[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...) {
   char buffer[120];
@@ -341,7 +345,7 @@ void convolution_case(const Conv& c, bool transposed, BNNSDataType type = kF32, 
   (transposed ? layer.q : layer.w) = c.w;
   layer.kh = layer.kw = c.kernel;
   layer.sy = layer.sx = c.stride;
-  layer.dy = layer.dx = dilation;
+  layer.dilation_y = layer.dilation_x = dilation;
   layer.left = layer.right = layer.up = layer.down = c.pad;
   layer.x_type = layer.w_type = layer.y_type = type;
   layer.activation = BNNSActivationFunctionSigmoid;
@@ -355,9 +359,9 @@ void convolution_case(const Conv& c, bool transposed, BNNSDataType type = kF32, 
   refill(inputs.dy, random);
   refill(inputs.bias, random);
   const int before = obn_get_winograd();
-  obn_set_winograd(winograd);
+  if (changes_settings) obn_set_winograd(winograd);
   const Results r = run(layer, inputs);
-  obn_set_winograd(before);
+  if (changes_settings) obn_set_winograd(before);
   record(text("%s (%zu, %zu, %zu, %zu) to %zu, %zux%zu stride %zu pad %zu groups %zu%s%s%s %s",
               transposed ? "transposed" : "convolution", c.n, c.in, c.h, c.w, c.out, c.kernel, c.kernel, c.stride,
               c.pad, c.groups, dilation == 1 ? "" : " dilated", accumulate ? " added" : "",
@@ -461,10 +465,10 @@ void matmuls() {
     matmul_case(s[0], s[1], s[2], false, false, kF16);
     matmul_case(s[0], s[1], s[2], false, true, kBF16);
   }
-  obn_set_matmul_precision(2);
+  if (changes_settings) obn_set_matmul_precision(2);
   matmul_case(100, 80, 90, false, false, kF32);
   results->back().name += " medium";
-  obn_set_matmul_precision(0);
+  if (changes_settings) obn_set_matmul_precision(0);
 }
 
 // ---- normalization, fused layers ----
@@ -568,7 +572,7 @@ void fuseds() {
     s.stride = 1;
     s.c = s.o = s.groups = 20;
     fused_case(s);
-    s = narrow_setup();
+    s = few_channels_setup();
     s.h = s.w = side;
     fused_case(s);
     s.c = 3;
@@ -793,8 +797,32 @@ TEST(results_have_the_recorded_bits) {
           got.name.c_str(), kSets[set], got.hash, expected);
   }
   CHECK(all.size() == std::size(kTable), "%zu cases, recorded are %zu", all.size(), std::size(kTable));
-  CHECK(unrecorded == 0 || unrecorded == all.size(), "%zu cases are not recorded for %s", unrecorded, kSets[set]);
-  if (unrecorded == all.size()) std::printf("no bits are recorded for %s: none were compared\n", kSets[set]);
+  // Whoever adds cases records what his machine has; who has more adds the rest. AVX2 and below everybody has.
+  const bool is_everywhere = set <= 1;
+  CHECK(unrecorded == 0 || !is_everywhere, "%zu cases are not recorded for %s", unrecorded, kSets[set]);
+  if (unrecorded > 0) std::printf("%zu cases are not recorded for %s and were not compared\n", unrecorded, kSets[set]);
+}
+
+// Threads that do all of it at the same time, and the number of threads changes meanwhile.
+TEST(stress_results_are_the_same_in_many_threads_at_once) {
+  changes_settings = false;
+  const std::vector<Result> expected = all_results();
+  std::atomic<size_t> different{0}, running{4};
+  std::vector<std::thread> threads;
+  for (size_t t = running; t-- > 0;)
+    threads.emplace_back([&] {
+      const std::vector<Result> got = all_results();
+      for (size_t i = 0; i < expected.size(); ++i) different += i >= got.size() || got[i].hash != expected[i].hash;
+      running.fetch_sub(1);
+    });
+  for (size_t n = 0; running.load() > 0; ++n) {
+    obn_set_num_threads(1 + n % 5);
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  for (std::thread& thread : threads) thread.join();
+  obn_set_num_threads(0);
+  changes_settings = true;
+  CHECK(different == 0, "%zu results", different.load());
 }
 
 // Writes this instruction set's column of the table at `path`; other columns of cases that are there stay.

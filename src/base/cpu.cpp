@@ -24,6 +24,7 @@
 #endif
 #endif
 
+#include "base/lock.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
@@ -128,8 +129,7 @@ Features detect() {
 #if defined(OBN_X86) || defined(OBN_ARM)
 
 const Features& features() {
-  static const Features found = detect();
-  return found;
+  return once([] { return detect(); });
 }
 
 #endif
@@ -168,8 +168,10 @@ Choice choose() {
 }
 
 const Choice& choice() {
-  static const Choice chosen = choose();
-  return chosen;
+#if defined(OBN_X86) || defined(OBN_ARM)
+  features();  // found before: once() does not nest
+#endif
+  return once([] { return choose(); });
 }
 
 }  // namespace
@@ -216,8 +218,7 @@ const char* name_of(Isa isa) {
 }
 
 Isa isa() {
-  static const Isa chosen = choice().isa;
-  return chosen;
+  return choice().isa;
 }
 
 }  // namespace obn

@@ -13,22 +13,4 @@ bool has_isa(Isa isa);          // the machine can run it
 bool has_bfloat16_dots();       // AVX512_BF16, which some with avx512 have and all with amx; FEAT_BF16 of neon_bf16
 const char* name_of(Isa isa);   // "portable" ("neon" on ARM), "neon_bf16", "avx2", "avx512", "amx"
 
-// A family's table of kernels, one pointer per compiled target (NULL where a target was not compiled: then the next
-// lower one serves; portable is always there).
-template <class Table>
-struct Targets {
-  const Table* portable;
-  const Table* avx2;
-  const Table* avx512;
-  const Table* amx;
-
-  const Table& at(Isa wanted) const {
-    if (wanted >= Isa::amx && amx) return *amx;
-    if (wanted >= Isa::avx512 && avx512) return *avx512;
-    if (wanted >= Isa::avx2 && avx2) return *avx2;
-    return *portable;
-  }
-  const Table& best() const { return at(isa()); }
-};
-
 }  // namespace obn

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <new>
 
+#include "base/describe.h"
+#include "base/lock.h"
 #include "base/status.h"
 #include "openbnns/openbnns.h"
 
@@ -54,6 +56,7 @@ int Filter::set_borrow_input(int) {
 
 size_t Filter::work_bytes(size_t) const { return 0; }
 size_t Filter::kept_bytes(size_t) const { return 0; }
+void Filter::describe(Description*) const {}
 
 // ---- handles ----
 
@@ -67,16 +70,15 @@ constexpr size_t kChunk = 1024, kChunks = (size_t{1} << (kGenerationShift - kSlo
 struct Slot {
   std::atomic<uint64_t> handle{0};      // 0 while free
   std::atomic<void*> object{nullptr};
-  uint64_t generation = 0;              // guarded by table_lock, like next_free
+  uint64_t generation = 0;              // guarded by core_lock, like next_free
   size_t next_free = 0;
 };
 
 // Chunks are made on demand and never given back, so a look-up needs no lock.
 std::atomic<Slot*> chunks[kChunks];
-std::mutex table_lock;
 constexpr size_t kNone = SIZE_MAX;
-size_t first_free = kNone;  // guarded by table_lock
-size_t slots_made = 0;      // guarded by table_lock
+size_t first_free = kNone;  // guarded by core_lock
+size_t slots_made = 0;      // guarded by core_lock
 
 // Only for slots that exist.
 Slot* slot_at(size_t index) { return chunks[index / kChunk].load(std::memory_order_acquire) + index % kChunk; }
@@ -115,18 +117,26 @@ void explain(HandleKind wanted, const void* handle) {
 }  // namespace
 
 void* add_handle(HandleKind kind, void* object) {
-  std::lock_guard guard(table_lock);
-  if (first_free == kNone) {
-    size_t chunk = slots_made / kChunk;
-    Slot* made = chunk < kChunks ? new (std::nothrow) Slot[kChunk] : nullptr;
+  std::unique_lock guard(core_lock);
+  while (first_free == kNone) {
+    const size_t in_use = slots_made;
+    guard.unlock();
+    Slot* made = in_use / kChunk < kChunks ? new (std::nothrow) Slot[kChunk] : nullptr;
     if (!made) {
-      fail("%s: expected room for another handle; %zu are in use", word_of(kind), slots_made);
+      fail("%s: expected room for another handle; %zu are in use", word_of(kind), in_use);
       return nullptr;
     }
+    guard.lock();
+    if (slots_made != in_use) {  // another thread was quicker
+      guard.unlock();
+      delete[] made;
+      guard.lock();
+      continue;
+    }
     for (size_t i = 0; i < kChunk; ++i) made[i].next_free = i + 1 < kChunk ? slots_made + i + 1 : kNone;
+    chunks[slots_made / kChunk].store(made, std::memory_order_release);
     first_free = slots_made;
     slots_made += kChunk;
-    chunks[chunk].store(made, std::memory_order_release);
   }
   size_t index = first_free;
   Slot* slot = slot_at(index);
@@ -148,8 +158,9 @@ void* find_handle(HandleKind kind, const void* handle) {
 }
 
 void* drop_handle(HandleKind kind, const void* handle) {
-  std::lock_guard guard(table_lock);
+  std::unique_lock guard(core_lock);
   if (!is_alive(handle) || kind_of(handle) != kind) {
+    guard.unlock();
     explain(kind, handle);
     return nullptr;
   }
@@ -203,7 +214,9 @@ int BNNSFilterApply(BNNSFilter filter, const void* in, void* out) {
 int BNNSFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
                          size_t out_stride) {
   obn::Filter* found = obn::find_filter(filter);
-  return found ? found->apply(batch_size, in, in_stride, out, out_stride) : -1;
+  if (!found) return -1;
+  return obn::call_filter(found, obn::Pass::forward, batch_size,
+                          [&] { return found->apply(batch_size, in, in_stride, out, out_stride); });
 }
 
 int BNNSFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride,
@@ -213,8 +226,10 @@ int BNNSFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const voi
   obn::Filter* found = obn::find_filter(filter);
   if (!found) return -1;
   if (!out_delta) return obn::fail("grad_output: expected a descriptor; got NULL");
-  return found->apply_backward({batch_size, in, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta,
-                                out_delta_stride, weights_delta, bias_delta});
+  return obn::call_filter(found, obn::Pass::backward, batch_size, [&] {
+    return found->apply_backward({batch_size, in, in_stride, in_delta, in_delta_stride, out, out_stride, out_delta,
+                                  out_delta_stride, weights_delta, bias_delta});
+  });
 }
 
 int BNNSFilterApplyTwoInput(BNNSFilter filter, const void* inA, const void* inB, void* out) {
@@ -224,7 +239,10 @@ int BNNSFilterApplyTwoInput(BNNSFilter filter, const void* inA, const void* inB,
 int BNNSFilterApplyTwoInputBatch(BNNSFilter filter, size_t batch_size, const void* inA, size_t inA_stride,
                                  const void* inB, size_t inB_stride, void* out, size_t out_stride) {
   obn::Filter* found = obn::find_filter(filter);
-  return found ? found->apply_two(batch_size, inA, inA_stride, inB, inB_stride, out, out_stride) : -1;
+  if (!found) return -1;
+  return obn::call_filter(found, obn::Pass::forward, batch_size, [&] {
+    return found->apply_two(batch_size, inA, inA_stride, inB, inB_stride, out, out_stride);
+  });
 }
 
 // The output of the forward call is not read: no product needs it.
@@ -237,9 +255,11 @@ int BNNSFilterApplyBackwardTwoInputBatch(BNNSFilter filter, size_t batch_size, c
   obn::Filter* found = obn::find_filter(filter);
   if (!found) return -1;
   if (!out_delta) return obn::fail("grad_output: expected a descriptor; got NULL");
-  return found->apply_two_backward({batch_size, inA, inA_stride, inA_delta, inA_delta_stride, inB, inB_stride,
-                                    inB_delta, inB_delta_stride, out_delta, out_delta_stride, weights_delta,
-                                    bias_delta});
+  return obn::call_filter(found, obn::Pass::backward, batch_size, [&] {
+    return found->apply_two_backward({batch_size, inA, inA_stride, inA_delta, inA_delta_stride, inB, inB_stride,
+                                      inB_delta, inB_delta_stride, out_delta, out_delta_stride, weights_delta,
+                                      bias_delta});
+  });
 }
 
 BNNSNDArrayDescriptor BNNSGetPointer(BNNSFilter filter, BNNSPointerSpecifier target) {

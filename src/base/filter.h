@@ -41,6 +41,20 @@ struct BackwardTwo {
   BNNSNDArrayDescriptor* dbias;
 };
 
+struct View;
+
+inline constexpr size_t kMostLayers = 3;  // of a fused filter; and inputs of any
+
+// What a filter says about itself (describe.h). Texts and views live as long as the filter.
+struct Description {
+  const char* kinds[kMostLayers] = {};     // what it is within its family; of a fused filter, its layers
+  const char* forward = "kernels";         // the algorithms, by the names of their tables
+  const char* input_gradient = "kernels";  // of all gradients,
+  const char* weight_gradient = nullptr;   // unless there is one for the weights
+  const View* inputs[kMostLayers] = {};    // of one sample
+  const View* output = nullptr;
+};
+
 // What every layer is. A family derives from it, overrides the generic calls it serves, and owns memory only through
 // `options`. All of it is noexcept in effect: the core is built without exceptions.
 class Filter {
@@ -62,8 +76,10 @@ class Filter {
   virtual int set_winograd(int on);                // 0 or 1; -1: as the library says
   virtual int set_precision(int precision);        // a Precision; -1: as the library says
   virtual int set_borrow_input(int on);            // 0 or 1
+  virtual void forget() {}                         // what a training call kept: it was interrupted
   virtual size_t work_bytes(size_t batch) const;   // what a call asks workspace() for, at most
   virtual size_t kept_bytes(size_t batch) const;   // what a training call keeps for its gradients
+  virtual void describe(Description* description) const;  // fills in what differs from its defaults
 
  private:
   const char* kind_;

@@ -18,8 +18,8 @@ class KeptBlock {
   std::byte* data() const { return block_; }
   size_t bytes() const { return bytes_; }
 
-  // Room for `bytes`; -1 with a sentence, and then what was kept is still there. Where the block is a new one it is
-  // gone, and `batch`, the number of samples it was of, becomes 0.
+  // Makes it `bytes` long; -1 with a sentence, and then what was kept is still there. Where the block is a new one it
+  // is gone, and `batch`, the number of samples it was of, becomes 0.
   int reserve(size_t bytes, size_t* batch) {
     if (bytes <= bytes_) return 0;
     auto* fresh = static_cast<std::byte*>(options_.get(bytes));

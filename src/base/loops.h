@@ -72,7 +72,7 @@ class Position {
   const Loops<n>& loops_;
   size_t first_;
   size_t at_[Loops<n>::kAxes];
-  size_t offset_[n];
+  size_t offset_[n] = {};  // for compilers that do not see that seek comes first
 };
 
 }  // namespace obn

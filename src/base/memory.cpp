@@ -1,6 +1,7 @@
 #include "base/memory.h"
 
 #include <cstddef>
+#include <new>
 
 #include "base/status.h"
 #include "base/system.h"
@@ -48,7 +49,6 @@ namespace {
 struct ThreadBlock {
   std::byte* block = nullptr;
   size_t size = 0;
-  ~ThreadBlock() { free_aligned(block); }
 
   std::byte* at_least(size_t bytes, const char* what) {
     if (bytes <= size) [[likely]] return block;
@@ -65,13 +65,50 @@ struct ThreadBlock {
     return block;
   }
 };
-thread_local ThreadBlock thread_scratch;
-thread_local ThreadBlock thread_workspace;
+
+struct ThreadBlocks {
+  ThreadBlock scratch, workspace;
+};
+thread_local constinit ThreadBlocks* thread_blocks = nullptr;
+
+void free_blocks(void* blocks) {
+  auto* all = static_cast<ThreadBlocks*>(blocks);
+  free_aligned(all->scratch.block);
+  free_aligned(all->workspace.block);
+  delete all;
+}
+const AtThreadEnd freeing(free_blocks);
+
+// Those of the calling thread; NULL (with a sentence) when there cannot be any.
+ThreadBlocks* blocks() {
+  if (thread_blocks) [[likely]] return thread_blocks;
+  auto* made = new (std::nothrow) ThreadBlocks;
+  if (made && freeing.set(made)) return thread_blocks = made;
+  delete made;
+  fail("memory: %zu bytes of a thread could not be had", sizeof(ThreadBlocks));
+  return nullptr;
+}
 
 }  // namespace
 
-std::byte* scratch() { return thread_scratch.at_least(kScratchBytes, "scratch"); }
+OtherBlocks::OtherBlocks() : before_(thread_blocks) { thread_blocks = nullptr; }
 
-std::byte* workspace(size_t bytes) { return thread_workspace.at_least(bytes < kAlignment ? kAlignment : bytes, "workspace"); }
+OtherBlocks::~OtherBlocks() {
+  if (thread_blocks) {
+    freeing.set(before_);
+    free_blocks(thread_blocks);
+  }
+  thread_blocks = static_cast<ThreadBlocks*>(before_);
+}
+
+std::byte* scratch() {
+  ThreadBlocks* mine = blocks();
+  return mine ? mine->scratch.at_least(kScratchBytes, "scratch") : nullptr;
+}
+
+std::byte* workspace(size_t bytes) {
+  ThreadBlocks* mine = blocks();
+  return mine ? mine->workspace.at_least(bytes < kAlignment ? kAlignment : bytes, "workspace") : nullptr;
+}
 
 }  // namespace obn

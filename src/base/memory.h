@@ -1,4 +1,5 @@
-// Where memory comes from: the caller's callbacks for what a filter owns, one fixed block per thread for scratch.
+// Where memory comes from: the caller's callbacks for what a filter owns; for every thread a fixed block of scratch, and a
+// workspace that grows.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,8 @@
 namespace obn {
 
 inline constexpr size_t kAlignment = 64;  // of everything a filter owns: one cache line, one AVX-512 register
+inline constexpr size_t kLineFloats = kAlignment / sizeof(float);
+inline constexpr size_t kStreamBytes = size_t{16} << 20;  // results larger than this go past the caches
 
 // What BNNSFilterParameters says, checked and with the defaults filled in.
 struct Options {
@@ -49,10 +52,21 @@ std::byte* scratch();
 // stays as it is when less is asked for.
 std::byte* workspace(size_t bytes);
 
+// While one lives, the calling thread has other scratch and workspace: for calls made in the middle of a call.
+class OtherBlocks {
+ public:
+  OtherBlocks();
+  OtherBlocks(const OtherBlocks&) = delete;
+  OtherBlocks& operator=(const OtherBlocks&) = delete;
+  ~OtherBlocks();
+
+ private:
+  void* const before_;
+};
+
 // Asks for values that will soon be read or written, where the hardware does not see them coming.
 inline void bring_near(const float* p, size_t n) {
-  constexpr size_t kLine = kAlignment / sizeof(float);
-  for (size_t i = 0; i < n; i += kLine) __builtin_prefetch(p + i, 0, 2);
+  for (size_t i = 0; i < n; i += kLineFloats) __builtin_prefetch(p + i, 0, 2);
 }
 
 }  // namespace obn

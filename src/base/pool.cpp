@@ -13,13 +13,15 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
-#include <iterator>
+#include <cstring>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <ratio>
-#include <thread>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "base/memory.h"
 #include "base/system.h"
 #include "openbnns/openbnns.h"
@@ -195,9 +197,9 @@ std::atomic<double> hand_over{300.0};
 constexpr double kLeastHandOver = 50.0, kMostHandOver = 5000.0;
 constexpr double kWakeUp = 30000.0;  // what waking workers costs, about: the system has to
 
-// Work below which one more thread costs more than it brings: it has to fetch what the caller has in its caches. Measured
-// then, too, from the time a line of memory takes; the bounds are those of the machines seen.
-constexpr double kLinesOfAThread = 1500.0, kLeastWorth = 3000.0, kMostWorth = 12000.0;
+// Work below which one more thread costs more than it brings: it has to fetch what others have in their caches, and they
+// have to fetch it back. Measured then, too; the bounds are those of the machines seen.
+constexpr double kLeastWorth = 3000.0, kMostWorth = 12000.0;
 std::atomic<double> worth_a_thread{kLeastWorth};
 
 // Sleeping workers are woken once the calls that went without them have lost as much as that costs; a call that loses
@@ -225,6 +227,7 @@ struct Pool {
   std::atomic<void (*)(void*, size_t)> body{nullptr};
   std::atomic<void*> context{nullptr};
   std::atomic<int> core{kNoCore};  // where the caller was when it began
+  std::atomic<bool> is_stopped{false};  // what is left is not wanted any more
 
   // A bit for every worker that is parked. Whoever looks whether somebody must be woken changes the word too (by
   // nothing): so either he sees the bit, or the worker, when it has set the bit, sees its new share.
@@ -238,8 +241,9 @@ struct Pool {
   Patience patience;
   std::atomic<size_t> settled{0};  // workers that have allocated all they ever will
 
-  // Runs tickets until the share has none.
-  void empty(std::atomic<uint64_t>& share) {
+  // Runs tickets until the share has none. With `interruptible`, which the caller has where its call is long, it asks
+  // after each whether to go on.
+  void empty(std::atomic<uint64_t>& share, Call* interruptible) {
     size_t count = 0;
     for (;;) {
       uint64_t now = share.load(std::memory_order_acquire);
@@ -249,23 +253,28 @@ struct Pool {
       void* with = context.load(std::memory_order_relaxed);
       const size_t each = per_ticket.load(std::memory_order_relaxed), all = pieces.load(std::memory_order_relaxed);
       if (!share.compare_exchange_weak(now, now + (uint64_t{1} << kTicketBits), std::memory_order_acq_rel)) continue;
-      for (size_t piece = ticket * each; piece < std::min(all, (ticket + 1) * each); ++piece) run(with, piece);
+      for (size_t piece = ticket * each; piece < std::min(all, (ticket + 1) * each); ++piece) {
+        if (is_stopped.load(std::memory_order_relaxed)) break;
+        run(with, piece);
+        if (interruptible && interruptible->ask()) is_stopped.store(true, std::memory_order_relaxed);
+      }
       ++count;
     }
     if (count > 0) done.fetch_add(count, std::memory_order_release);
   }
 
-  void help(size_t first) {
-    empty(seats[first].share);
+  void help(size_t first, Call* interruptible = nullptr) {
+    empty(seats[first].share, interruptible);
     const size_t all = threads.load(std::memory_order_acquire);
-    for (size_t i = first + 1; i < all; ++i) empty(seats[i].share);
-    for (size_t i = 0; i < std::min(first, all); ++i) empty(seats[i].share);
+    for (size_t i = first + 1; i < all; ++i) empty(seats[i].share, interruptible);
+    for (size_t i = 0; i < std::min(first, all); ++i) empty(seats[i].share, interruptible);
   }
 
-  void run(size_t count, size_t wanted, void (*run_body)(void*, size_t), void* with) {
+  void run(size_t count, size_t wanted, void (*run_body)(void*, size_t), void* with, Call* interruptible = nullptr) {
     start_workers(wanted - 1);
-    const size_t each = (count + kMostTickets - 1) / kMostTickets, tickets = (count + each - 1) / each;
+    const size_t each = divide_up(count, kMostTickets), tickets = divide_up(count, each);
     done.store(0, std::memory_order_relaxed);
+    is_stopped.store(false, std::memory_order_relaxed);
     threads.store(wanted, std::memory_order_relaxed);
     pieces.store(count, std::memory_order_relaxed);
     per_ticket.store(each, std::memory_order_relaxed);
@@ -274,18 +283,20 @@ struct Pool {
     core.store(this_core(), std::memory_order_relaxed);
     call = (call + 1) % kCalls;
     const size_t least = tickets / wanted, more = tickets % wanted;  // the first `more` shares have a ticket more
-    for (size_t i = wanted; i-- > 0;) {
+    for (size_t left = wanted; left > 0; --left) {
+      const size_t i = left - 1;
       const size_t begin = i * least + std::min(i, more);
       seats[i].share.store(share_of(call, begin, begin + least + (i < more)), std::memory_order_release);
     }
     wake_next(0, wanted);
-    help(0);
+    help(0, interruptible);
     for (size_t tries = 0; done.load(std::memory_order_acquire) < tickets; ++tries) {
       if (tries < 4096) {
         pause();
       } else {
         yield_core();  // the machine is busy: let the worker that still computes have this core
       }
+      if (interruptible && tries % 64 == 0 && interruptible->ask()) is_stopped.store(true, std::memory_order_relaxed);
     }
   }
 
@@ -307,7 +318,7 @@ struct Pool {
 
   void start_workers(size_t wanted);
   void measure();
-  double line_time();
+  double even_work();
   void wake_next(size_t seat, size_t wanted);
   void work(size_t seat);
 };
@@ -316,6 +327,7 @@ struct Pool {
 std::atomic<Pool*> the_pool{nullptr};
 std::atomic<size_t> setting{0};  // 0: not read yet
 thread_local bool inside = false;
+thread_local constinit const std::atomic<bool>* worker_stop = nullptr;  // its pool's is_stopped
 
 struct Start {
   Pool* pool;
@@ -328,6 +340,7 @@ void worker_main(void* argument) {
   const bool can_work = scratch() != nullptr;
   start.pool->settled.fetch_add(1, std::memory_order_release);
   inside = true;
+  worker_stop = &start.pool->is_stopped;
   if (can_work) start.pool->work(start.seat);
 }
 
@@ -365,38 +378,42 @@ void Pool::measure() {
   }
   const double each = nanoseconds(best) / static_cast<double>(all - 1);
   hand_over.store(std::clamp(each, kLeastHandOver, kMostHandOver), std::memory_order_relaxed);
-  const double worth = kLinesOfAThread * line_time();
-  worth_a_thread.store(std::clamp(worth, kLeastWorth, kMostWorth), std::memory_order_relaxed);
+  worth_a_thread.store(std::clamp(even_work() / 2, kLeastWorth, kMostWorth), std::memory_order_relaxed);
 }
 
-// Nanoseconds for which a worker changes a line of memory that the caller has just written; many, if none came.
-double Pool::line_time() {
-  static constexpr auto kPatience = std::chrono::microseconds(100);
+// The work, as calls guess theirs, that two threads do as fast as one: copying strips, every other one a thread's own, as
+// the channels of a sample are in a norm. Time and again, so that all is in caches, each thread's share in its own.
+double Pool::even_work() {
+  static constexpr size_t kStrip = 98 * 64, kLeast = 4, kMost = 64;  // bytes; strips
   struct Trial {
-    std::thread::id caller = std::this_thread::get_id();
-    std::atomic<bool> is_over{false};
-    double best = kMostWorth;
-    alignas(64) uint64_t lines[256][8] = {};
-  } trial;
-  for (int turn = 0; turn < 12; ++turn) {
-    for (auto& line : trial.lines) line[0] += 1;
-    trial.is_over.store(false, std::memory_order_relaxed);
-    run(
-        2, 2,
-        [](void* context, size_t piece) {
-          Trial& my = *static_cast<Trial*>(context);
-          const auto begin = Clock::now();
-          if (piece == 0) {  // the caller's: the other is not for it
-            while (!my.is_over.load(std::memory_order_acquire) && Clock::now() - begin < kPatience) pause();
-          } else if (std::this_thread::get_id() != my.caller) {
-            for (auto& line : my.lines) line[0] += 1;
-            my.best = std::min(my.best, nanoseconds(Clock::now() - begin) / std::size(my.lines));
-            my.is_over.store(true, std::memory_order_release);
-          }
-        },
-        &trial);
+    char from[kMost * kStrip], to[kMost * kStrip];
+    size_t strips;
+
+    static void copy(void* context, size_t piece) {
+      Trial& my = *static_cast<Trial*>(context);
+      for (size_t i = piece; i < my.strips; i += 2) std::memcpy(my.to + i * kStrip, my.from + i * kStrip, kStrip);
+    }
+  };
+  const std::unique_ptr<Trial> trial(new (std::nothrow) Trial{});
+  if (!trial) return 2 * kMostWorth;
+  const auto shortest = [&](auto call) {
+    auto best = Clock::duration::max();
+    for (int turn = 0; turn < 12; ++turn) {
+      const auto begin = Clock::now();
+      call();
+      best = std::min(best, Clock::now() - begin);
+    }
+    return best;
+  };
+  for (size_t& strips = trial->strips = kLeast; strips <= kMost; strips += strips / 4) {
+    const auto alone = shortest([&] {
+      Trial::copy(trial.get(), 0);
+      Trial::copy(trial.get(), 1);
+    });
+    if (shortest([&] { run(2, 2, Trial::copy, trial.get()); }) < alone)
+      return 2 * kByte * static_cast<double>(strips * kStrip);
   }
-  return trial.best;
+  return 2 * kMostWorth;
 }
 
 // Wakes those of the next seats that are parked; each wakes some more, so that a few steps reach all.
@@ -453,13 +470,14 @@ Pool* pool() {
     delete made;
     return found;
   }
-  static const bool registered = after_fork_in_child([] {
-    the_pool.store(nullptr, std::memory_order_release);
-    inside = false;
-  });
-  (void)registered;
   return made;
 }
+
+// Registered before there can be a pool: whatever a thread does with one at the moment of a fork, the child forgets it.
+[[maybe_unused]] const bool forgets_in_child = at_fork(nullptr, nullptr, [] {
+  the_pool.store(nullptr, std::memory_order_release);
+  inside = false;
+});
 
 size_t library_threads() {
   size_t threads = setting.load(std::memory_order_relaxed);
@@ -474,6 +492,8 @@ size_t library_threads() {
 }
 
 }  // namespace
+
+bool is_stopped_worker() { return worker_stop && worker_stop->load(std::memory_order_relaxed); }
 
 size_t threads_for(size_t limit) {
   size_t threads = library_threads();
@@ -494,24 +514,32 @@ size_t threads_worth(size_t threads, double work) {
 }
 
 void run_pieces(size_t pieces, size_t threads, double work, void (*body)(void*, size_t), void* context) {
+  Call* interruptible = current_call();
+  if (interruptible) [[unlikely]] {
+    if (interruptible->is_given_up) return;
+    if (!interruptible->becomes_long(work)) interruptible = nullptr;
+  }
+  const auto run_alone = [&] {
+    for (size_t piece = 0; piece < pieces; ++piece) {
+      body(context, piece);
+      if (interruptible && interruptible->ask()) break;
+    }
+  };
   const size_t wanted = inside ? 1 : threads_worth(std::min(threads, pieces), work);
   Pool* all = wanted > 1 ? pool() : nullptr;
-  if (!all) {
-    for (size_t piece = 0; piece < pieces; ++piece) body(context, piece);
-    return;
-  }
+  if (!all) return run_alone();
   const size_t others = all->callers.enter();
   size_t ours = others == 0 ? wanted : std::min(wanted, library_threads() - std::min(others, library_threads()));
   inside = true;
   if (ours > 1 && all->owner.try_lock()) {
     const size_t awake = all->awake();
     if (awake < ours && !all->patience.wakes(work, awake, ours)) ours = awake;
-    if (ours > 1) all->run(pieces, ours, body, context);
+    if (ours > 1) all->run(pieces, ours, body, context, interruptible);
     all->owner.unlock();
   } else {
     ours = 1;
   }
-  for (size_t piece = 0; ours < 2 && piece < pieces; ++piece) body(context, piece);
+  if (ours < 2) run_alone();
   inside = false;
   all->callers.leave();
 }

@@ -9,6 +9,8 @@
 #include <limits>
 #include <memory>
 
+#include "base/integer.h"
+
 namespace obn {
 
 // Threads that a call may use: min(limit, library setting), limit 0 = no limit of its own.
@@ -36,7 +38,6 @@ void set_eager_threads(bool are_eager);
 // before its first unit counts as `extra` units.
 inline size_t even_pieces(size_t all, size_t least, size_t most, size_t times, size_t threads, size_t extra = 0) {
   constexpr size_t kManyTurns = 6;  // then it hardly matters
-  const auto divide_up = [](size_t a, size_t b) { return (a + b - 1) / b; };
   size_t best = std::max<size_t>(most, 1), fewest = 0;
   for (size_t pieces = divide_up(all, best);; ++pieces) {
     const size_t piece = divide_up(all, pieces), turns = divide_up(divide_up(all, piece) * times, threads);
@@ -51,10 +52,13 @@ inline size_t even_pieces(size_t all, size_t least, size_t most, size_t times, s
 }
 
 // Calls body(context, piece) once for every piece in [0, pieces), on at most `threads` threads including the caller,
-// and returns when all are done. Nested calls, and calls made while another thread has the pool, run on the calling
-// thread alone; and a call leaves a thread to each other thread that calls at the same time. Never allocates once the
-// workers exist; never fails.
+// and returns when all are done, or the call is given up (base/interrupt.h). Nested calls, and calls made while another
+// thread has the pool, run on the calling thread alone; and a call leaves a thread to each other thread that calls at the
+// same time. Never allocates once the workers exist; never fails.
 void run_pieces(size_t pieces, size_t threads, double work, void (*body)(void* context, size_t piece), void* context);
+
+// Whether this is a worker, and the call it helps with is given up.
+bool is_stopped_worker();
 
 template <class Body>  // void body(size_t piece)
 void parallel(size_t pieces, size_t threads, double work, const Body& body) {
@@ -69,7 +73,7 @@ inline constexpr double kUsualPiece = 8000.0;
 template <class Body>
 void by_pieces(size_t total, size_t piece, size_t thread_limit, const Body& body, double each = kUsualPiece) {
   if (total <= piece) return body(size_t{0}, total);
-  parallel((total + piece - 1) / piece, threads_for(thread_limit),
+  parallel(divide_up(total, piece), threads_for(thread_limit),
            each * static_cast<double>(total) / static_cast<double>(piece),
            [&](size_t i) { body(i * piece, std::min(piece, total - i * piece)); });
 }

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #if defined(OBN_X86)
 #include <cpuid.h>
@@ -13,6 +14,7 @@
 #endif
 
 #include "base/cpu.h"
+#include "base/lock.h"
 #include "base/system.h"
 #include "openbnns/openbnns.h"
 
@@ -92,11 +94,10 @@ void encrypt(const uint32_t* keys, uint32_t* block) {
 
 // OPENBNNS_ISA=portable means tables, too.
 bool has_instructions() {
-  static const bool has = [] {
+  return isa() != Isa::portable && once([] {
     unsigned a, b, c, d;
-    return isa() != Isa::portable && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_AES) && (c & bit_SSSE3);
-  }();
-  return has;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_AES) && (c & bit_SSSE3);
+  });
 }
 
 constexpr size_t kSide = 8;  // blocks at a time: one round must not wait for the round before
@@ -155,7 +156,7 @@ void RandomStream::get_from_tables(uint64_t position, uint32_t* values, size_t n
 void RandomStream::get(uint64_t position, uint32_t* values, size_t n) const {
 #if defined(OBN_X86)
   if (n > 8 && has_instructions()) {
-    const size_t lead = -position % 4;  // up to the next whole block
+    const size_t lead = (4 - position % 4) % 4;  // up to the next whole block
     get_from_tables(position, values, lead);
     const size_t whole = (n - lead) / (4 * kSide) * kSide;
     encrypt_blocks(round_keys_, (position + lead) / 4, values + lead, whole);
@@ -177,32 +178,24 @@ void RandomStream::get(uint64_t position, uint32_t* values, size_t n) const {
 
 namespace {
 
-struct Process {
-  std::mutex lock;
-  RandomStream stream{unpredictable_seed()};
-  uint64_t position = 0;
-};
-
-Process& process() {
-  static Process the_process;
-  return the_process;
-}
+std::optional<RandomStream> process_stream;  // guarded by core_lock, as the one below; made at first use
+uint64_t process_position = 0;
 
 }  // namespace
 
 RandomDraw draw_random(uint64_t n) {
-  Process& all = process();
-  std::lock_guard guard(all.lock);
-  RandomDraw draw{all.stream, all.position};
-  all.position += n;
+  std::lock_guard guard(core_lock);
+  if (!process_stream) process_stream.emplace(unpredictable_seed());
+  RandomDraw draw{*process_stream, process_position};
+  process_position += n;
   return draw;
 }
 
 }  // namespace obn
 
 extern "C" void obn_set_seed(uint64_t seed) {
-  obn::Process& all = obn::process();
-  std::lock_guard guard(all.lock);
-  all.stream = obn::RandomStream(seed);
-  all.position = 0;
+  const obn::RandomStream stream(seed);
+  std::lock_guard guard(obn::core_lock);
+  obn::process_stream = stream;
+  obn::process_position = 0;
 }

@@ -7,8 +7,8 @@
 
 namespace obn {
 
-// The stream of one seed (spec quirks.md "Random numbers"): the key is the seed, little-endian, twice; block b is the
-// encrypted 128-bit big-endian number b and gives four little-endian 32-bit values.
+// The stream of one seed (docs/interface/quirks.md "Random numbers"): the key is the seed, little-endian, twice; block b is
+// the encrypted 128-bit big-endian number b and gives four little-endian 32-bit values.
 class RandomStream {
  public:
   explicit RandomStream(uint64_t seed);

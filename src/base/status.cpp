@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <mutex>
 
+#include "base/lock.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
@@ -12,9 +13,8 @@ namespace {
 
 thread_local char message[512];
 
-std::mutex log_lock;
-obn_log_callback log_callback = nullptr;  // guarded by log_lock
-void* log_user = nullptr;                 // guarded by log_lock
+obn_log_callback log_callback = nullptr;  // guarded by core_lock
+void* log_user = nullptr;                 // guarded by core_lock
 std::atomic<bool> logging{false};         // spares failing calls the lock while nobody listens
 
 void tell_log() {
@@ -22,7 +22,7 @@ void tell_log() {
   obn_log_callback callback;
   void* user;
   {
-    std::lock_guard guard(log_lock);
+    std::lock_guard guard(core_lock);
     callback = log_callback;
     user = log_user;
   }
@@ -51,7 +51,7 @@ const char* obn_last_error(void) { return obn::message; }
 void obn_clear_error(void) { obn::message[0] = '\0'; }
 
 void obn_set_log_callback(obn_log_callback callback, void* user) {
-  std::lock_guard guard(obn::log_lock);
+  std::lock_guard guard(obn::core_lock);
   obn::log_callback = callback;
   obn::log_user = user;
   obn::logging.store(callback != nullptr, std::memory_order_release);

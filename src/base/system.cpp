@@ -67,6 +67,10 @@ bool start_thread(void (*body)(void*), void* argument) {
   return true;
 }
 
+AtThreadEnd::AtThreadEnd(void (*body)(void*)) : key_(FlsAlloc(body)), has_key_(key_ != FLS_OUT_OF_INDEXES) {}
+AtThreadEnd::~AtThreadEnd() {}  // those that still run need it
+bool AtThreadEnd::set(void* argument) const { return has_key_ && FlsSetValue(static_cast<DWORD>(key_), argument); }
+
 void yield_core() { SwitchToThread(); }
 
 size_t count_cores() {
@@ -76,7 +80,7 @@ size_t count_cores() {
   return std::max<size_t>(1, GetActiveProcessorCount(ALL_PROCESSOR_GROUPS));
 }
 
-bool after_fork_in_child(void (*)()) { return true; }
+bool at_fork(void (*)(), void (*)(), void (*)()) { return true; }
 
 size_t second_level_cache_bytes() { return 0; }
 
@@ -123,6 +127,20 @@ bool start_thread(void (*body)(void*), void* argument) {
   return true;
 }
 
+AtThreadEnd::AtThreadEnd(void (*body)(void*)) {
+  pthread_key_t key;
+  has_key_ = pthread_key_create(&key, body) == 0;
+  if (has_key_) key_ = key;
+}
+
+AtThreadEnd::~AtThreadEnd() {  // a library that is unloaded has no body to call
+  if (has_key_) pthread_key_delete(static_cast<pthread_key_t>(key_));
+}
+
+bool AtThreadEnd::set(void* argument) const {
+  return has_key_ && pthread_setspecific(static_cast<pthread_key_t>(key_), argument) == 0;
+}
+
 void yield_core() { sched_yield(); }
 
 size_t count_cores() {
@@ -133,7 +151,9 @@ size_t count_cores() {
   return static_cast<size_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
 }
 
-bool after_fork_in_child(void (*body)()) { return pthread_atfork(nullptr, nullptr, body) == 0; }
+bool at_fork(void (*before)(), void (*in_parent)(), void (*in_child)()) {
+  return pthread_atfork(before, in_parent, in_child) == 0;
+}
 
 size_t second_level_cache_bytes() {
 #if defined(_SC_LEVEL2_CACHE_SIZE)

@@ -14,11 +14,28 @@ void free_aligned(void* block);  // NULL: nothing
 // A thread that runs body(argument) and is never joined; false when there cannot be one more.
 bool start_thread(void (*body)(void* argument), void* argument);
 
+// Calls body(argument) when a thread ends that has set an argument. A thread_local with a destructor ends the process where
+// there is no memory to remember it; set() says so. One of these lives as long as the library.
+class AtThreadEnd {
+ public:
+  explicit AtThreadEnd(void (*body)(void* argument));
+  AtThreadEnd(const AtThreadEnd&) = delete;
+  AtThreadEnd& operator=(const AtThreadEnd&) = delete;
+  ~AtThreadEnd();
+
+  bool set(void* argument) const;  // for the calling thread; false when that cannot be
+
+ private:
+  unsigned long key_ = 0;
+  bool has_key_ = false;
+};
+
 void yield_core();     // let another thread have this core, if one waits for it
 size_t count_cores();  // those this process may use, at least 1
 
-// Has body called in the child of every fork, where there are such things; false when that cannot be.
-bool after_fork_in_child(void (*body)());
+// Has these called around every fork, where there are such things: before it, and after it in either process. NULL:
+// nothing. False when that cannot be.
+bool at_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
 
 size_t second_level_cache_bytes();  // of one core, 0: not known
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/cpu.h"
+#include "base/targets.h"
 #include "base/system.h"
 #include "openbnns/bnns.h"
 #include "openbnns/openbnns.h"

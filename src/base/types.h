@@ -12,12 +12,15 @@ namespace obn {
 // Kernel files include this header too. They are compiled once per instruction set, so nothing here may become a
 // function of its own: the linker would keep one copy for all of them.
 
-bool is_known(BNNSDataType type);       // one of the types of spec "Data types"; bare class bits are not types
+bool is_known(BNNSDataType type);       // one of the types of docs/interface/descriptors.md; bare class bits are not types
 const char* name_of(BNNSDataType type); // "float32", "uint4", …; "unknown" otherwise
 
 constexpr size_t bits_of(BNNSDataType type) { return static_cast<uint32_t>(type) & 0x7fff; }
 constexpr size_t bytes_of(BNNSDataType type) { return bits_of(type) / 8; }  // 0 for the sub-byte types
 constexpr bool is_float(BNNSDataType type) { return static_cast<uint32_t>(type) & BNNSDataTypeFloatBit; }
+constexpr bool is_float_type(BNNSDataType type) {  // of those that layers compute with
+  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
+}
 constexpr bool is_indexed(BNNSDataType type) { return static_cast<uint32_t>(type) & BNNSDataTypeIndexedBit; }
 
 [[gnu::always_inline]] inline float float_of_bfloat16(uint16_t v) { return std::bit_cast<float>(static_cast<uint32_t>(v) << 16); }

@@ -1,16 +1,20 @@
 #include "base/view.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 
+#include "base/loops.h"
 #include "base/status.h"
 #include "base/types.h"
 
 namespace obn {
 namespace {
 
-constexpr size_t kMaxBytes = PTRDIFF_MAX;  // what an array may span: pointer differences stay meaningful
+// What an array may span, more than any machine has. Counts of values times a few thousand still fit into a size_t.
+constexpr size_t kMaxBytes = size_t{1} << 48;
 
 // How stride[k] pairs with size[]: stride k belongs to size[size_of_axis(k)].
 enum class Pairing { in_order, reversed, attention };
@@ -138,29 +142,33 @@ int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char
   }
   v.count = 1;
   v.span = 1;
+  size_t given = 1;    // stride of the axis before, as it was said or stands for 0
+  size_t natural = 1;  // what the next one would be without gaps
   for (size_t k = 0; k < v.rank; ++k) {
     size_t i = size_of_axis(*layout, k);
     v.axis_of_size[i] = k;
     v.extent[k] = descriptor.size[i];
     if (v.extent[k] == 0) return fail("%s: expected extents of at least 1; got size[%zu] = 0", argument, i);
-    v.stride[k] = descriptor.stride[k];
-    if (v.stride[k] == 0) {
-      if (k == 0) {
-        v.stride[k] = 1;
-      } else if (__builtin_mul_overflow(v.stride[k - 1], v.extent[k - 1], &v.stride[k])) {
-        return fail("%s: expected a size that can be addressed; the strides overflow", argument);
-      }
+    const size_t before = given;
+    if (descriptor.stride[k] != 0) {
+      given = descriptor.stride[k];
+    } else if (k > 0 && __builtin_mul_overflow(before, v.extent[k - 1], &given)) {
+      return fail("%s: expected a size that can be addressed; the strides overflow", argument);
     }
-    if (k > 0 && v.stride[k] < v.stride[k - 1])
-      return fail("%s: expected strides that do not decrease; got stride[%zu] = %zu after %zu", argument, k,
-                  v.stride[k], v.stride[k - 1]);
+    if (k > 0 && given < before)
+      return fail("%s: expected strides that do not decrease; got stride[%zu] = %zu after %zu", argument, k, given,
+                  before);
+    // One value never steps, so any stride may be said of it. None is kept that leads kernels, which form addresses of
+    // rows that they do not touch, out of the address space.
+    v.stride[k] = v.extent[k] == 1 ? std::min(given, natural) : given;
+    if (__builtin_mul_overflow(v.stride[k], v.extent[k], &natural)) natural = SIZE_MAX;  // refused below
     size_t reach;
     if (__builtin_mul_overflow(v.count, v.extent[k], &v.count) ||
         __builtin_mul_overflow(v.extent[k] - 1, v.stride[k], &reach) || __builtin_add_overflow(v.span, reach, &v.span))
       return fail("%s: expected a size that can be addressed; the number of values overflows", argument);
   }
   size_t bytes;
-  if (__builtin_mul_overflow(v.stride[v.rank - 1], v.extent[v.rank - 1], &v.packed_batch) ||
+  if (__builtin_mul_overflow(given, v.extent[v.rank - 1], &v.packed_batch) ||
       !bytes_for(v.span, v.type, &bytes) || !bytes_for(v.count, v.type, &bytes))
     return fail("%s: expected a size that can be addressed; the number of bytes overflows", argument);
   if (access == Access::write && !steps_apart(v.rank, v.extent, v.stride))
@@ -172,6 +180,8 @@ int read_batch(const View& view, const void* data, size_t batch, size_t requeste
                size_t* stride) {
   *stride = requested ? requested : view.packed_batch;
   if (batch == 0) return 0;
+  // As with axes of one value.
+  if (batch == 1) *stride = std::min(*stride, view.stride[view.rank - 1] * view.extent[view.rank - 1]);
   if (!data) return fail("%s: expected data; got NULL", argument);
   size_t element = bytes_of(view.type);
   if (element > 1 && reinterpret_cast<uintptr_t>(data) % element != 0)
@@ -212,6 +222,12 @@ int read_gradient(const BNNSNDArrayDescriptor& descriptor, const View& like, Acc
   return read_batch(*view, view->data, batch, requested, access, argument, stride);
 }
 
+int check_batch_size(const View& view, size_t batch) {
+  size_t values, bytes;
+  if (!__builtin_mul_overflow(view.count, batch, &values) && bytes_for(values, view.type, &bytes)) return 0;
+  return fail("batch: expected a number of samples that can be addressed; got %zu of %zu values", batch, view.count);
+}
+
 bool disjoint(const View& a, const void* a_data, size_t a_stride, const View& b, const void* b_data, size_t b_stride,
               size_t batch) {
   if (batch == 0 || !a_data || !b_data) return true;
@@ -233,7 +249,7 @@ int check_disjoint(const View& a, const void* a_data, size_t a_stride, const cha
 }
 
 int check_apart(const Place& a, const Place& b) {
-  if (!a.data || !b.data) return 0;
+  if (!a.data || !b.data || a.batch == 0 || b.batch == 0) return 0;
   if (a.batch == b.batch)
     return check_disjoint(*a.view, a.data, a.step, a.word, *b.view, b.data, b.step, b.word, a.batch);
   const auto begin = [](const Place& p) { return reinterpret_cast<uintptr_t>(p.data); };
@@ -242,12 +258,42 @@ int check_apart(const Place& a, const Place& b) {
   return fail("%s: expected memory apart from %s; the two overlap", a.word, b.word);
 }
 
+void clear_sum(const View& gradient) {
+  if (!gradient.data || gradient.accumulate) return;
+  Loops<1> loops;
+  loops.tensors = 1;
+  for (size_t k = 0; k < gradient.rank; ++k) loops.add(gradient.extent[k], &gradient.stride[k]);
+  loops.finish();
+  // Zero has the same bits in all types that gradients have.
+  const size_t value = bytes_of(gradient.type), n = loops.extent[0], step = loops.stride[0][0] * value;
+  Position<1> at(loops, 1);
+  at.seek(0);
+  for (size_t row = 0; row < gradient.count / n; ++row, at.step()) {
+    std::byte* first = static_cast<std::byte*>(gradient.data) + at.offset(0) * value;
+    if (step == value) {
+      std::memset(first, 0, n * value);
+    } else {
+      for (size_t i = 0; i < n; ++i) std::memset(first + i * step, 0, value);
+    }
+  }
+}
+
+View view_of_bytes(size_t bytes) {
+  View view;
+  view.rank = 1;
+  view.extent[0] = view.count = view.span = view.packed_batch = bytes;
+  view.stride[0] = 1;
+  view.axis_of_size[0] = 0;
+  view.type = BNNSDataTypeUInt8;
+  return view;
+}
+
 const char* shape_text(const View& view, ShapeText* text) {
   size_t used = 0;
   const size_t room = sizeof text->buffer;
-  for (size_t k = view.rank; k-- > 0 && used < room;)
-    used += static_cast<size_t>(std::snprintf(text->buffer + used, room - used, "%s%zu", k + 1 == view.rank ? "(" : ", ",
-                                              view.extent[k]));
+  for (size_t k = view.rank; k > 0 && used < room; --k)
+    used += static_cast<size_t>(std::snprintf(text->buffer + used, room - used, "%s%zu", k == view.rank ? "(" : ", ",
+                                              view.extent[k - 1]));
   if (used < room) std::snprintf(text->buffer + used, room - used, view.rank == 1 ? ",)" : ")");
   return text->buffer;
 }

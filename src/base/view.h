@@ -10,7 +10,8 @@ namespace obn {
 enum class Access { read, write };  // what is written must not overlap itself
 
 // Axes are kept fastest first: extent[k] and stride[k] (in values, resolved, never 0) belong together for every layout.
-// Entries from rank on are not set: clearing them took half of a small backward call.
+// An axis of one value has a stride no longer than without gaps, whatever the descriptor says. Entries from rank on
+// are not set: clearing them took half of a small backward call.
 struct View {
   size_t rank = 0;
   size_t extent[BNNS_MAX_TENSOR_DIMENSION];
@@ -18,7 +19,7 @@ struct View {
   size_t axis_of_size[BNNS_MAX_TENSOR_DIMENSION];       // size[i] is extent[axis_of_size[i]]
   size_t count = 0;                                     // values in one sample
   size_t span = 0;                                      // 1 + Σ (extent-1)·stride: values from the first to the last
-  size_t packed_batch = 0;                              // batch stride that 0 stands for: stride·extent of the slowest axis
+  size_t packed_batch = 0;                              // batch stride that 0 stands for: said stride·extent of the slowest axis
   BNNSDataLayout layout = BNNSDataLayoutVector;
   BNNSDataType type = BNNSDataTypeFloat32;
   void* data = nullptr;
@@ -50,6 +51,9 @@ int read_view(const BNNSNDArrayDescriptor& descriptor, Access access, const char
 int read_batch(const View& view, const void* data, size_t batch, size_t requested, Access access, const char* argument,
                size_t* stride);
 
+// For questions about a batch without data: refuses one whose values could not be addressed.
+int check_batch_size(const View& view, size_t batch);
+
 // Like read_view + read_batch for a gradient descriptor that must have the extents and type of `like` (strides may
 // differ). The flags choose set or accumulate.
 int read_gradient(const BNNSNDArrayDescriptor& descriptor, const View& like, Access access, size_t batch,
@@ -64,7 +68,8 @@ bool disjoint(const View& a, const void* a_data, size_t a_stride, const View& b,
 int check_disjoint(const View& a, const void* a_data, size_t a_stride, const char* a_argument, const View& b,
                    const void* b_data, size_t b_stride, const char* b_argument, size_t batch);
 
-// An array of a call, for the question whether two share memory. Those of one batch are compared sample by sample.
+// An array of a call, for the question whether two share memory. Those of one batch are compared sample by sample;
+// one of no samples shares none.
 struct Place {
   const char* word;
   const View* view;
@@ -73,6 +78,11 @@ struct Place {
   size_t batch;      // 1 for parameters
 };
 int check_apart(const Place& a, const Place& b);
+// Memory without shape, for such a question.
+View view_of_bytes(size_t bytes);
+
+// Makes a gradient that is a sum over no samples 0, unless it is added to; gaps stay. Nothing without data.
+void clear_sum(const View& gradient);
 
 // "(64, 112, 112)": slowest first, as NumPy prints it. The text lives in `buffer`.
 struct ShapeText {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "base/interrupt.h"
 #include "base/loops.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -17,26 +18,7 @@
 
 namespace obn {
 
-namespace portable::clip {
-extern const obn::clip::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::clip {
-extern const obn::clip::Kernels kernels;
-}
-namespace avx512::clip {
-extern const obn::clip::Kernels kernels;
-}
-#endif
-
 namespace clip {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::clip::kernels, &avx2::clip::kernels, &avx512::clip::kernels,
-                                         nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::clip::kernels, nullptr, nullptr, nullptr};
-#endif
 
 int check_bounds(float low, float high) {
   if (low <= high) return 0;
@@ -69,7 +51,7 @@ struct Slices {
   BNNSDataType x_type = BNNSDataTypeFloat32, y_type = BNNSDataTypeFloat32;
   std::byte *x = nullptr, *y = nullptr;
 
-  // Partial sums that add_up() needs room for.
+  // Partial sums that add_up() needs.
   size_t partial_sums() const { return is_shared ? pieces * kept : 0; }
   void make(const View& x_view, const View& y_view, const bool* is_chosen);
   template <class Body>
@@ -125,13 +107,13 @@ void Slices::rows(size_t piece, const Body& body) const {
            stride[kY], start[kSum] + at.offset(kSum) + i * stride[kSum], stride[kSum] != 0, std::min(kBlock, n - i));
 }
 
-// The row at `offset` as packed floats: itself, or a copy in `room`.
+// The row at `offset` as packed floats: itself, or a copy in `buffer`.
 const float* row_of(const Kernels& kernels, const std::byte* data, BNNSDataType type, size_t offset, size_t stride,
-                    size_t n, float* room) {
+                    size_t n, float* buffer) {
   const std::byte* p = data + offset * bytes_of(type);
   if (type == BNNSDataTypeFloat32 && stride == 1) return reinterpret_cast<const float*>(p);
-  kernels.load(type, p, stride, n, room);
-  return room;
+  kernels.load(type, p, stride, n, buffer);
+  return buffer;
 }
 
 // sums (kept): of the squares of every slice; partial (s.partial_sums()) is scratch.
@@ -140,9 +122,9 @@ void add_up(const Slices& s, double* sums, double* partial) {
   std::fill_n(s.is_shared ? partial : sums, s.is_shared ? s.partial_sums() : s.kept, 0.0);
   parallel(s.pieces, threads_for(0), kUsualPiece * s.pieces, [&](size_t piece) {
     double* own = s.is_shared ? partial + piece * s.kept : sums;
-    float* room = reinterpret_cast<float*>(scratch());
+    float* buffer = reinterpret_cast<float*>(scratch());
     s.rows(piece, [&](size_t x, size_t x_stride, size_t, size_t, size_t sum, bool sums_move, size_t n) {
-      const float* row = row_of(kernels, s.x, s.x_type, x, x_stride, n, room);
+      const float* row = row_of(kernels, s.x, s.x_type, x, x_stride, n, buffer);
       if (sums_move) {
         kernels.add_squares(row, own + sum, n);
       } else {
@@ -163,16 +145,16 @@ template <class Change>
 void change_rows(const Slices& s, bool reads_output, const Change& change) {
   const Kernels& kernels = targets.best();
   parallel(s.pieces, threads_for(0), kUsualPiece * s.pieces, [&](size_t piece) {
-    float* room = reinterpret_cast<float*>(scratch());
-    float* y_room = room + kBlock;
+    float* buffer = reinterpret_cast<float*>(scratch());
+    float* y_buffer = buffer + kBlock;
     s.rows(piece, [&](size_t x, size_t x_stride, size_t y, size_t y_stride, size_t sum, bool sums_move, size_t n) {
-      const float* row = row_of(kernels, s.x, s.x_type, x, x_stride, n, room);
+      const float* row = row_of(kernels, s.x, s.x_type, x, x_stride, n, buffer);
       std::byte* to = s.y + y * bytes_of(s.y_type);
       if (s.y_type == BNNSDataTypeFloat32 && y_stride == 1)
         return change(row, sum, sums_move, reinterpret_cast<float*>(to), n);
-      if (reads_output) kernels.load(s.y_type, to, y_stride, n, y_room);
-      change(row, sum, sums_move, y_room, n);
-      kernels.store(s.y_type, to, y_stride, n, y_room);
+      if (reads_output) kernels.load(s.y_type, to, y_stride, n, y_buffer);
+      change(row, sum, sums_move, y_buffer, n);
+      kernels.store(s.y_type, to, y_stride, n, y_buffer);
     });
   });
 }
@@ -208,8 +190,54 @@ int read_pair(const BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* sr
   return is_same_place ? 0 : check_disjoint(*y, y->data, 0, "out", *x, x->data, 0, "x", 1);
 }
 
+// Memory of one array of several, for the search of overlaps.
+struct Entry {
+  uintptr_t first, end;
+  size_t pair;
+  bool is_written;
+};
+
+// Both are cut alike along their slowest axis, and each has its own part of every step: slices of one larger array.
+bool take_turns(const View& a, const View& b) {
+  const auto cut = [](View* view, size_t* step) {
+    size_t axis = view->rank - 1;
+    while (axis > 0 && view->extent[axis] == 1) --axis;
+    *step = view->stride[axis];
+    view->span -= (view->extent[axis] - 1) * *step;
+    return view->extent[axis];
+  };
+  View of_a = a, of_b = b;
+  size_t a_step, b_step;
+  const size_t count = cut(&of_a, &a_step);
+  return count == cut(&of_b, &b_step) && disjoint(of_a, a.data, a_step, of_b, b.data, b_step, count);
+}
+
+// What one pair writes lies apart from the arrays of all others. entries: 2 · count.
+int check_pairs_apart(BNNSNDArrayDescriptor** dest, const BNNSNDArrayDescriptor** src, size_t count, Entry* entries) {
+  const auto read = [&](const Entry& entry) {
+    View x, y;
+    read_pair(dest[entry.pair], src[entry.pair], &x, &y);  // was good before
+    return entry.is_written ? y : x;
+  };
+  for (size_t i = 0; i < 2 * count; ++i) {
+    entries[i] = {0, 0, i / 2, i % 2 == 1};
+    const View view = read(entries[i]);
+    entries[i].first = reinterpret_cast<uintptr_t>(view.data);
+    entries[i].end = entries[i].first + view.span * bytes_of(view.type);
+  }
+  std::sort(entries, entries + 2 * count, [](const Entry& a, const Entry& b) { return a.first < b.first; });
+  for (const Entry* a = entries; a < entries + 2 * count; ++a) {
+    for (const Entry* b = a + 1; b < entries + 2 * count && b->first < a->end; ++b) {
+      if (a->pair == b->pair || (!a->is_written && !b->is_written) || take_turns(read(*a), read(*b))) continue;
+      return fail("out: expected memory apart from the other arrays; %s[%zu] and %s[%zu] overlap",
+                  a->is_written ? "out" : "xs", a->pair, b->is_written ? "out" : "xs", b->pair);
+    }
+  }
+  return 0;
+}
+
 // Bit k of axis_flags is the k-th coordinate of the tuple: for a RowMajorMatrix (row, column) = size[1], size[0], for
-// every other layout size[k] (spec descriptors.md, section 5).
+// every other layout size[k] (docs/interface/descriptors.md, section 5).
 size_t size_of_flag(const View& view, size_t bit) {
   return view.layout == BNNSDataLayoutRowMajorMatrix ? 1 - bit : bit;
 }
@@ -285,10 +313,12 @@ int BNNSClipByValue(BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* sr
   Slices s;
   s.make(x, y, nullptr);
   const Kernels& kernels = targets.best();
-  change_rows(s, false, [&](const float* row, size_t, bool, float* to, size_t n) {
-    kernels.clamp(row, min_val, max_val, to, n);
+  return interruptible(nullptr, [&] {
+    change_rows(s, false, [&](const float* row, size_t, bool, float* to, size_t n) {
+      kernels.clamp(row, min_val, max_val, to, n);
+    });
+    return 0;
   });
-  return 0;
 }
 
 int BNNSClipByNorm(BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* src, float max_norm,
@@ -302,10 +332,12 @@ int BNNSClipByNorm(BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* src
   s.make(x, y, is_chosen);
   double* sums = reinterpret_cast<double*>(workspace((s.kept + s.partial_sums()) * sizeof(double)));
   if (!sums) return -1;
-  add_up(s, sums, sums + s.kept);
-  for (size_t k = 0; k < s.kept; ++k) sums[k] = factor_of(std::sqrt(sums[k]), static_cast<double>(max_norm));
-  scale_rows(s, sums, false);
-  return 0;
+  return interruptible(nullptr, [&] {
+    add_up(s, sums, sums + s.kept);
+    for (size_t k = 0; k < s.kept; ++k) sums[k] = factor_of(std::sqrt(sums[k]), static_cast<double>(max_norm));
+    scale_rows(s, sums, false);
+    return 0;
+  });
 }
 
 int BNNSClipByGlobalNorm(BNNSNDArrayDescriptor** dest, const BNNSNDArrayDescriptor** src, size_t count, float max_norm,
@@ -321,8 +353,9 @@ int BNNSClipByGlobalNorm(BNNSNDArrayDescriptor** dest, const BNNSNDArrayDescript
     s.make(x, y, nullptr);
     most = std::max(most, s.partial_sums());
   }
-  double* partial = reinterpret_cast<double*>(workspace(most * sizeof(double)));
-  if (!partial || !scratch()) return -1;
+  auto* entries = reinterpret_cast<Entry*>(workspace(2 * count * sizeof(Entry) + most * sizeof(double)));
+  if (!entries || !scratch() || check_pairs_apart(dest, src, count, entries) != 0) return -1;
+  double* partial = reinterpret_cast<double*>(entries + 2 * count);
   const auto each = [&](const auto& body) {
     for (size_t i = 0; i < count; ++i) {
       read_pair(dest[i], src[i], &x, &y);  // was good before
@@ -331,19 +364,21 @@ int BNNSClipByGlobalNorm(BNNSNDArrayDescriptor** dest, const BNNSNDArrayDescript
       body(s);
     }
   };
-  double norm = static_cast<double>(use_norm);
-  if (use_norm == 0.0f) {
-    double total = 0.0;
-    each([&](const Slices& s) {
-      double sum;
-      add_up(s, &sum, partial);
-      total += sum;
-    });
-    norm = std::sqrt(total);
-  }
-  const double factor = factor_of(norm, static_cast<double>(max_norm));
-  each([&](const Slices& s) { scale_rows(s, &factor, false); });
-  return 0;
+  return interruptible(nullptr, [&] {
+    double norm = static_cast<double>(use_norm);
+    if (use_norm == 0.0f) {
+      double total = 0.0;
+      each([&](const Slices& s) {
+        double sum;
+        add_up(s, &sum, partial);
+        total += sum;
+      });
+      norm = std::sqrt(total);
+    }
+    const double factor = factor_of(norm, static_cast<double>(max_norm));
+    each([&](const Slices& s) { scale_rows(s, &factor, false); });
+    return 0;
+  });
 }
 
 int BNNSComputeNorm(BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* src, BNNSNormType norm_type,
@@ -359,13 +394,15 @@ int BNNSComputeNorm(BNNSNDArrayDescriptor* dest, const BNNSNDArrayDescriptor* sr
   s.make(x, x, is_chosen);
   double* sums = reinterpret_cast<double*>(workspace((s.kept + s.partial_sums()) * sizeof(double)));
   if (!sums || !scratch()) return -1;
-  add_up(s, sums, sums + s.kept);
-  const Kernels& kernels = targets.best();
-  each_norm(x, is_chosen, stride, [&](size_t k, size_t offset) {
-    const float norm = static_cast<float>(std::sqrt(sums[k]));
-    kernels.store(y.type, static_cast<std::byte*>(y.data) + offset * bytes_of(y.type), 1, 1, &norm);
+  return interruptible(nullptr, [&] {
+    add_up(s, sums, sums + s.kept);
+    const Kernels& kernels = targets.best();
+    each_norm(x, is_chosen, stride, [&](size_t k, size_t offset) {
+      const float norm = static_cast<float>(std::sqrt(sums[k]));
+      kernels.store(y.type, static_cast<std::byte*>(y.data) + offset * bytes_of(y.type), 1, 1, &norm);
+    });
+    return 0;
   });
-  return 0;
 }
 
 // y = √Σ x², so dx = dy·x/y
@@ -402,7 +439,9 @@ int BNNSComputeNormBackward(const void* in, BNNSNDArrayDescriptor* in_delta, con
     const double norm = value(y, offset);
     factors[k] = norm == 0.0 ? 0.0 : value(dy, offset) / norm;
   });
-  scale_rows(s, factors, dx.accumulate);
-  return 0;
+  return interruptible(nullptr, [&] {
+    scale_rows(s, factors, dx.accumulate);
+    return 0;
+  });
 }
 }

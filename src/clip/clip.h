@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "openbnns/bnns/base.h"
 
 namespace obn::clip {
@@ -23,7 +23,10 @@ struct Kernels {
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // What a norm is multiplied by so that it is at most max_norm. A norm that is no number changes nothing: what made it
 // NaN stays where it is.

@@ -8,8 +8,6 @@
 
 namespace obn::OBN_TARGET::clip {
 
-extern const obn::clip::Kernels kernels;
-
 namespace {
 
 typedef float Narrow __attribute__((vector_size(4 * kWideLanes)));
@@ -63,8 +61,10 @@ void clamp(const float* x, float low, float high, float* y, size_t n) {
   if (i < n) store_first(y + i, max(least, min(most, load_first(x + i, n - i))), n - i);
 }
 
+constexpr obn::clip::Kernels kernels = {sum_squares, add_squares, scale, clamp, load_row, store_row};
+
 }  // namespace
 
-constinit const obn::clip::Kernels kernels = {sum_squares, add_squares, scale, clamp, load_row, store_row};
-
 }  // namespace obn::OBN_TARGET::clip
+
+constinit const obn::clip::Kernels obn::clip::Compiled::OBN_TARGET = obn::OBN_TARGET::clip::kernels;

@@ -1,4 +1,4 @@
-// The obvious formulas (spec gather_scatter_topk_copy_misc.md, section 10).
+// The obvious formulas (docs/interface/gather_scatter_topk_copy_misc.md, section 10).
 #include <cmath>
 #include <cstddef>
 

@@ -155,11 +155,11 @@ constexpr size_t kAlgorithms = 4;
 Ran ran_forward[kAlgorithms], ran_input[kAlgorithms], ran_weights[kAlgorithms];
 
 void try_algorithms(const Run& run) {
-  const ForwardAlgorithm* forward[] = {&winograd_forward, &depthwise_forward, &narrow_forward, &direct_forward};
-  const InputGradientAlgorithm* input[] = {&winograd_input_gradient, &depthwise_input_gradient, &narrow_input_gradient,
-                                           &direct_input_gradient};
+  const ForwardAlgorithm* forward[] = {&winograd_forward, &depthwise_forward, &few_channels_forward, &direct_forward};
+  const InputGradientAlgorithm* input[] = {&winograd_input_gradient, &depthwise_input_gradient,
+                                           &few_channels_input_gradient, &direct_input_gradient};
   const WeightGradientAlgorithm* weights[] = {&winograd_weight_gradient, &depthwise_weight_gradient,
-                                              &narrow_weight_gradient, &direct_weight_gradient};
+                                              &few_channels_weight_gradient, &direct_weight_gradient};
   for (size_t i = 0; i < kAlgorithms; ++i) {
     try_algorithm(*forward[i], reference_forward, run, "forward", {End::plain, End::bias, End::activation},
                   &ran_forward[i]);

@@ -34,20 +34,19 @@ constexpr size_t kLongestRow = size_t{1} << 16;      // of a softmax, which need
 
 // ---- choice ----
 
-constexpr const ForwardAlgorithm* kForward[] = {&winograd_forward, &winograd_strided_forward, &depthwise_forward,
-                                                &narrow_forward, &direct_forward, &reference_forward};
-constexpr const InputGradientAlgorithm* kInputGradient[] = {
-    &winograd_input_gradient, &winograd_strided_input_gradient, &depthwise_input_gradient, &narrow_input_gradient,
-    &direct_input_gradient,   &reference_input_gradient};
-constexpr const WeightGradientAlgorithm* kWeightGradient[] = {
-    &winograd_weight_gradient, &winograd_strided_weight_gradient, &depthwise_weight_gradient, &narrow_weight_gradient,
-    &direct_weight_gradient,   &reference_weight_gradient};
-constexpr size_t kWinograds = 2;  // first in every list
+constexpr const ForwardAlgorithm* kForward[] = {&winograd_forward, &depthwise_forward, &few_channels_forward,
+                                                &direct_forward, &reference_forward};
+constexpr const InputGradientAlgorithm* kInputGradient[] = {&winograd_input_gradient, &depthwise_input_gradient,
+                                                            &few_channels_input_gradient, &direct_input_gradient,
+                                                            &reference_input_gradient};
+constexpr const WeightGradientAlgorithm* kWeightGradient[] = {&winograd_weight_gradient, &depthwise_weight_gradient,
+                                                              &few_channels_weight_gradient, &direct_weight_gradient,
+                                                              &reference_weight_gradient};
 
-// The first that fits; the reference is last, which always fits.
+// The first that fits. Winograd is first in every list; the reference is last, which always fits.
 template <class Algorithm, size_t n>
 const Algorithm* first_that_fits(const Algorithm* const (&list)[n], const Problem& problem, bool winograd) {
-  size_t i = winograd ? 0 : kWinograds;
+  size_t i = winograd ? 0 : 1;
   while (i + 1 < n && !list[i]->fits(problem)) ++i;
   return list[i];
 }
@@ -147,6 +146,18 @@ Convolution::Convolution(const Options& options, bool transposed)
     : Filter(transposed ? kTransposedKind : kKind, options), transposed_(transposed) {}
 
 Convolution::~Convolution() { options().release(copies_); }
+
+// A transposed layer runs the input gradient of its problem forward.
+void Convolution::describe(Description* description) const {
+  const Choice& of = choice();
+  description->forward = is_integer_ ? "integer" : transposed_ ? of.input_gradient->name : of.forward->name;
+  description->input_gradient = transposed_ ? of.forward->name : of.input_gradient->name;
+  description->weight_gradient = of.weight_gradient->name;
+  if (!is_float(input_.type) || !is_float(output_.type) || !has_float_weights())
+    description->input_gradient = description->weight_gradient = "none";
+  description->inputs[0] = &input_;
+  description->output = &output_;
+}
 
 int Convolution::prepare(const BNNSLayerParametersConvolution& p) {
   if (read_view(p.i_desc, Access::read, "input", &input_) != 0 || check_image(input_, "input") != 0 ||
@@ -354,20 +365,20 @@ struct Convolution::ForwardWork {
   std::byte* algorithm;
 };
 
-Convolution::ForwardWork Convolution::lay_out_forward(Parts* parts, const Run& run, size_t batch, const Images& x,
-                                                      const Images& y) const {
+Convolution::ForwardWork Convolution::lay_out_forward(Workspace* workspace, const Run& run, size_t batch,
+                                                      const Images& x, const Images& y) const {
   ForwardWork work = {};
-  if (!w_) work.w = parts->take<float>(weights_.count());
-  if (has_bias_ && !b_) work.bias = parts->take<float>(output_.extent[2]);
+  if (!w_) work.w = workspace->take<float>(weights_.count());
+  if (has_bias_ && !b_) work.bias = workspace->take<float>(output_.extent[2]);
   work.chunk = batch;
   if (is_integer_) return work;
   const size_t x_floats = x.is_direct() ? 0 : input_.count, y_floats = y.is_direct() ? 0 : output_.count;
   work.chunk = chunk_of(batch, x_floats + y_floats);
-  if (x_floats) work.x = parts->take<float>(work.chunk * x_floats);
-  if (y_floats) work.y = parts->take<float>(work.chunk * y_floats);
+  if (x_floats) work.x = workspace->take<float>(work.chunk, x_floats);
+  if (y_floats) work.y = workspace->take<float>(work.chunk, y_floats);
   size_t bytes = bytes_to_output(run.choice, work.chunk);
   if (batch % work.chunk) bytes = std::max(bytes, bytes_to_output(run.choice, batch % work.chunk));
-  work.algorithm = parts->take<std::byte>(bytes);
+  work.algorithm = workspace->take(bytes);
   return work;
 }
 
@@ -384,9 +395,9 @@ int Convolution::check_own_apart(const Place& written) const {
 }
 
 size_t Convolution::forward_bytes(const Run& run, size_t batch, const Images& x, const Images& y) const {
-  Parts count{nullptr};
-  lay_out_forward(&count, run, batch, x, y);
-  return count.used;
+  Workspace counted;
+  lay_out_forward(&counted, run, batch, x, y);
+  return counted.used();
 }
 
 int Convolution::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
@@ -398,16 +409,15 @@ int Convolution::apply(size_t batch, const void* x, size_t x_stride, void* y, si
   const Place out = {"output", &output_, y, to.step, batch};
   if (check_apart(out, {"input", &input_, x, from.step, batch}) != 0 || check_own_apart(out) != 0) return -1;
   const Run run = make_run(batch);
-  const size_t bytes = forward_bytes(run, batch, from, to);
-  std::byte* block = bytes ? workspace(bytes) : nullptr;
-  if ((bytes && !block) || !scratch()) return -1;
+  std::byte* block;
+  if (find_workspace(forward_bytes(run, batch, from, to), &block) != 0) return -1;
   run_forward(run, batch, from, to, block);
   return 0;
 }
 
 void Convolution::run_forward(Run run, size_t batch, const Images& x, const Images& y, std::byte* block) const {
-  Parts parts{block};
-  const ForwardWork work = lay_out_forward(&parts, run, batch, x, y);
+  Workspace workspace(block);
+  const ForwardWork work = lay_out_forward(&workspace, run, batch, x, y);
   if (work.w) expand_weights(weights_, order_, is_integer_, run.threads, work.w);
   if (work.bias) load_channels(bias_, bias_stride_, output_.extent[2], work.bias);
   const float* w = w_ ? w_ : work.w;
@@ -446,32 +456,25 @@ void Convolution::read_parameters(size_t threads, float* w, float* bias) const {
   }
 }
 
-bool Convolution::runs_alone(const Run& run, const Images& x) const {
-  return !is_integer_ && !needs_rows_ && x.is_direct() && w_ && (b_ || !has_bias_) &&
-         bytes_to_output(run.choice, 1) == 0;
-}
-
-void Convolution::run_alone(Run run, const Images& x, size_t sample, float* y) const {
-  run.problem.batch = 1;
-  run.threads = 1;
-  to_output(run, x.planes(sample), w_, dense_planes(output_, y), b_);
-}
-
 size_t Convolution::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
-  if (check_size(batch) != 0) return SIZE_MAX;
+  if (check_size(batch) != 0 || check_batch_size(input_, batch) != 0 || check_batch_size(output_, batch) != 0)
+    return SIZE_MAX;
   const Run run = make_run(batch);
   std::byte some;  // stands for arrays that are there; only asked whether it is NULL
   const Images x = {&input_, &some, input_.packed_batch}, y = {&output_, &some, output_.packed_batch};
-  const size_t forward = forward_bytes(run, batch, x, y);
-  if (!is_float(input_.type) || !is_float(output_.type) || !is_float(weights_.memory.type)) return forward;
-  Gradients g;
-  g.batch = batch;
-  g.x = g.dx = x;
-  g.y = g.dy = y;
-  g.dw = weights_;
-  g.db.data = &some;
-  return std::max(forward, backward_bytes(run, g));
+  size_t bytes = forward_bytes(run, batch, x, y);
+  if (is_float(input_.type) && is_float(output_.type) && is_float(weights_.memory.type)) {
+    Gradients g;
+    g.batch = batch;
+    g.x = g.dx = x;
+    g.y = g.dy = y;
+    g.dw = weights_;
+    g.db.data = &some;
+    bytes = std::max(bytes, backward_bytes(run, g));
+  }
+  if (bytes == SIZE_MAX) fail("batch: expected a size whose workspace can be addressed; it overflows");
+  return bytes;
 }
 
 namespace {

@@ -1,9 +1,9 @@
 // Two-dimensional convolution over ImageCHW: what the desk (convolution.cpp), the algorithms (winograd, depthwise,
-// narrow, direct) and the reference loops (convolution_ref.cpp) share.
+// few_channels, direct) and the reference loops (convolution_ref.cpp) share.
 //
 // Letters: N samples, C input channels, O output channels, G groups, an input plane of H rows and W columns, an output
 // plane of P rows and Q columns, a kernel of kh rows and kw columns.
-//   y(n, o, p, q) = act(bias(o) + Σ w(o, c, ky, kx) · x(n, c, sy·p + dy·ky - up, sx·q + dx·kx - left))
+//   y(n, o, p, q) = act(bias(o) + Σ w(o, c, ky, kx) · x(n, c, sy·p + dilation_y·ky - up, sx·q + dilation_x·kx - left))
 // Algorithms see float32 whose rows are runs, and weights as (O, C/G, kh, kw) without gaps. The desk turns everything
 // else (half types, integers, strided rows, the other weight layouts) into that, and transposed convolution into the
 // convolution whose input gradient it is.
@@ -40,7 +40,7 @@ struct Problem {
 
   // Of any of the three passes.
   double multiplications() const {
-    const auto of = [](const Axis& axis) { return static_cast<double>(axis.kernel * axis.out); };
+    const auto of = [](const Axis& axis) { return static_cast<double>(axis.kernel) * static_cast<double>(axis.out); };
     return static_cast<double>(batch * out_channels) * static_cast<double>(in_channels / groups) * of(x) * of(y);
   }
 };
@@ -98,36 +98,26 @@ struct WeightGradientAlgorithm {
   bool (*fits)(const Problem&);
   size_t (*work_bytes)(const Problem&);
   void (*run)(const Problem&, const WeightGradient&, size_t threads, std::byte* work);
-  // The same in parts, to the bit, where the algorithm has some (NULL otherwise): part k is samples batch·k/parts …
-  // batch·(k+1)/parts - 1, with which x and dz begin; it is done alone by the calling thread. finish is last.
-  size_t (*parts)(const Problem&) = nullptr;
-  void (*run_part)(const Problem&, const WeightGradient&, size_t part, std::byte* work) = nullptr;
-  void (*finish)(const Problem&, const WeightGradient&, std::byte* work) = nullptr;
 };
 
-// winograd.cpp: 3x3, stride 1, no dilation, one group. A value may reach the 6x6 tile around it (at most 5 columns and
+// winograd/: 3x3, stride 1, no dilation, one group. A value may reach the 6x6 tile around it (at most 5 columns and
 // rows away), so one huge value, Inf or NaN is not local: there is a switch.
 extern const ForwardAlgorithm winograd_forward;
 extern const InputGradientAlgorithm winograd_input_gradient;
 extern const WeightGradientAlgorithm winograd_weight_gradient;
 
-// winograd_strided.cpp: 3 or 4 taps on each axis, stride 2, no dilation, one group, enough channels. A value may reach
-// all of the tiles of 4x4 outputs (in dx: 8x8) that have it in their windows; the same switch.
-extern const ForwardAlgorithm winograd_strided_forward;
-extern const InputGradientAlgorithm winograd_strided_input_gradient;
-extern const WeightGradientAlgorithm winograd_strided_weight_gradient;
-
-// depthwise.cpp: G = C = O (and O = m·C)
+// depthwise/: G = C = O (and O = m·C)
 extern const ForwardAlgorithm depthwise_forward;
 extern const InputGradientAlgorithm depthwise_input_gradient;
 extern const WeightGradientAlgorithm depthwise_weight_gradient;
 
-// narrow.cpp: few input channels, as in a first layer
-extern const ForwardAlgorithm narrow_forward;
-extern const InputGradientAlgorithm narrow_input_gradient;
-extern const WeightGradientAlgorithm narrow_weight_gradient;
+// few_channels/: few input channels, as in a first layer
+extern const ForwardAlgorithm few_channels_forward;
+extern const InputGradientAlgorithm few_channels_input_gradient;
+extern const WeightGradientAlgorithm few_channels_weight_gradient;
 
-// direct.cpp: everything else, as products over blocks of the image that are laid out on the fly; fits always
+// direct/: everything else, as products over blocks of the image that are laid out on the fly; fits unless a block
+// would not
 extern const ForwardAlgorithm direct_forward;
 extern const InputGradientAlgorithm direct_input_gradient;
 extern const WeightGradientAlgorithm direct_weight_gradient;

@@ -1,4 +1,4 @@
-// Convolution, the desk of backward calls: all gradients at once, in parts of the samples, or channel by channel.
+// Convolution, the desk of backward calls: all gradients at once, or channel by channel.
 #include <algorithm>
 #include <cstddef>
 #include <iterator>
@@ -51,18 +51,18 @@ int Convolution::check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gr
 
 // What is written lies apart from everything else.
 int Convolution::check_places(const Gradients& g) const {
-  const void* w = options().use_client_ptr ? weights_.memory.data : nullptr;
   const Place places[] = {{"input_gradient", &g.dx_view, g.dx.data, g.dx.step, g.batch},
                           {"weights_gradient", &g.dw.memory, g.dw.memory.data, 0, 1},
                           {"bias_gradient", &g.db, g.db.data, 0, 1},
                           {"grad_output", &g.dy_view, g.dy.data, g.dy.step, g.batch},
                           {"input", &input_, g.x.data, g.x.step, g.batch},
-                          {"output", &output_, g.y.data, g.y.step, g.batch},
-                          {"weights", &weights_.memory, w, 0, 1}};
+                          {"output", &output_, g.y.data, g.y.step, g.batch}};
   constexpr size_t kWritten = 3;
   for (size_t a = 0; a < kWritten; ++a)
     for (size_t b = a + 1; b < std::size(places); ++b)
       if (check_apart(places[a], places[b]) != 0) return -1;
+  for (size_t a = 0; a < kWritten; ++a)
+    if (check_own_apart(places[a]) != 0) return -1;
   return 0;
 }
 
@@ -73,7 +73,8 @@ int Convolution::check_output_gradient(const Backward& a, Gradients* g) const {
   g->dy.data = static_cast<std::byte*>(g->dy_view.data);
   if (activation_.is_identity()) return 0;
   if (activation_.check_backward() != 0) return -1;
-  if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+  if (!a.y && a.batch > 0)
+    return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
   if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &g->y.step) != 0) return -1;
   g->y.view = &output_;
   g->y.data = static_cast<std::byte*>(const_cast<void*>(a.y));
@@ -88,7 +89,8 @@ int Convolution::check_gradients(const Backward& a, Gradients* g) const {
   g->batch = a.batch;
   g->x = {&input_, nullptr, 0};
   if (a.dw) {
-    if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
+    if (!a.x && a.batch > 0)
+      return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
     if (check_input(a.batch, a.x, a.x_stride, &g->x) != 0 || check_weight_gradient(*a.dw, g) != 0) return -1;
   }
   g->dx = {&g->dx_view, nullptr, 0};
@@ -102,7 +104,8 @@ int Convolution::check_gradients(const Backward& a, Gradients* g) const {
   return check_places(*g);
 }
 
-Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const {
+Convolution::BackwardWork Convolution::lay_out_backward(Workspace* workspace, const Run& run,
+                                                        const Gradients& g) const {
   BackwardWork work = {};
   const bool wants_dx = g.dx.data, wants_dw = g.dw.memory.data, wants_db = g.db.data;
   const size_t channels = output_.extent[2];
@@ -115,17 +118,17 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
   // the same bits alone and with the others.
   const size_t input_floats = !input_direct || transposed_ || copies_dx ? input_.count : 0;
   work.chunk = chunk_of(g.batch, dz_floats + input_floats);
-  if (dz_floats) work.dz = parts->take<float>(work.chunk * dz_floats);
+  if (dz_floats) work.dz = workspace->take<float>(work.chunk, dz_floats);
   if (copies_x || copies_dx) {  // x has served before dx is made
-    float* image = parts->take<float>(work.chunk * input_.count);
+    float* image = workspace->take<float>(work.chunk, input_.count);
     work.x = copies_x ? image : nullptr;
     work.dx = copies_dx ? image : nullptr;
   }
-  if (wants_dx && !w_) work.w = parts->take<float>(weights_.count());
-  if (wants_dw && !is_canonical(g.dw, order_)) work.dw = parts->take<float>(weights_.count());
+  if (wants_dx && !w_) work.w = workspace->take<float>(weights_.count());
+  if (wants_dw && !is_canonical(g.dw, order_)) work.dw = workspace->take<float>(weights_.count());
   if (wants_db) {
-    work.partial = parts->take<double>(kSumGroups * channels);
-    work.sums = parts->take<double>(channels);
+    work.partial = workspace->take<double>(kSumGroups, channels);
+    work.sums = workspace->take<double>(channels);
   }
   size_t bytes = 0;
   for (size_t samples : {work.chunk, g.batch % work.chunk}) {
@@ -133,25 +136,28 @@ Convolution::BackwardWork Convolution::lay_out_backward(Parts* parts, const Run&
     if (wants_dx) bytes = std::max(bytes, bytes_to_input(run.choice, samples));
     if (wants_dw) bytes = std::max(bytes, bytes_to_weights(run.choice, samples));
   }
-  work.algorithm = parts->take<std::byte>(bytes);
+  work.algorithm = workspace->take(bytes);
   return work;
 }
 
 size_t Convolution::backward_bytes(const Run& run, const Gradients& g) const {
-  Parts count{nullptr};
-  lay_out_backward(&count, run, g);
-  return count.used;
+  Workspace counted;
+  lay_out_backward(&counted, run, g);
+  return counted.used();
 }
 
 int Convolution::apply_backward(const Backward& a) {
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
+  if (!a.dx && !a.dw && !a.db) return 0;
   Gradients g;
   if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0) return -1;
+  if (a.batch == 0) {
+    g.clear_sums();
+    return 0;
+  }
   const Run run = make_run(a.batch);
-  const size_t bytes = backward_bytes(run, g);
-  std::byte* block = bytes ? workspace(bytes) : nullptr;
-  if ((bytes && !block) || !scratch()) return -1;
+  std::byte* block;
+  if (find_workspace(backward_bytes(run, g), &block) != 0) return -1;
   if (!activation_.is_identity() && activation_.depends_on_values() &&
       !accepts_output(activation_, g.y, a.batch, run.threads))
     return fail("output: expected values from which the activation's gradient is known; got ambiguous ones");
@@ -160,8 +166,8 @@ int Convolution::apply_backward(const Backward& a) {
 }
 
 void Convolution::run_backward(Run run, const Gradients& g, std::byte* block) const {
-  Parts parts{block};
-  const BackwardWork work = lay_out_backward(&parts, run, g);
+  Workspace workspace(block);
+  const BackwardWork work = lay_out_backward(&workspace, run, g);
   if (work.w) expand_weights(weights_, order_, false, run.threads, work.w);
   backward_floats(&run, work, g);
 }
@@ -193,67 +199,12 @@ void Convolution::backward_floats(Run* run, const BackwardWork& work, const Grad
   if (work.sums) put_bias_gradient(g, work.sums);
 }
 
-// ---- backward in parts ----
+// ---- backward by channels ----
 
-// The sum of the weight gradient decides how samples are cut; that of the bias has to agree.
-size_t Convolution::parts(const Run& run, const Gradients& g) const {
-  const WeightGradientAlgorithm& algorithm = *run.choice.weight_gradient;
-  if (transposed_ || !activation_.is_identity() || !algorithm.parts || !g.dw.memory.data || !g.x.is_direct() ||
-      !is_canonical(g.dw, order_))
-    return 0;
-  if (g.dx.data && (!g.dx.is_direct() || !w_ || bytes_to_input(run.choice, 1) != 0)) return 0;
-  const size_t parts = algorithm.parts(problem_of(g.batch));
-  return g.db.data && parts != std::min(g.batch, kSumGroups) ? 0 : parts;
-}
-
-struct Convolution::PartsWork {
-  double* partial;  // (parts, output channels), or NULL
+struct Convolution::ChannelsWork {
+  double* sums;  // (output channels), or NULL
   std::byte* algorithm;
 };
-
-Convolution::PartsWork Convolution::lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const {
-  PartsWork work = {};
-  if (g.db.data) work.partial = parts->take<double>(kSumGroups * output_.extent[2]);
-  work.algorithm = parts->take<std::byte>(bytes_to_weights(run.choice, g.batch));
-  return work;
-}
-
-size_t Convolution::parts_bytes(const Run& run, const Gradients& g) const {
-  Parts count{nullptr};
-  lay_out_parts(&count, run, g);
-  return count.used;
-}
-
-void Convolution::run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* block) const {
-  Parts places{block};
-  const PartsWork work = lay_out_parts(&places, run, g);
-  const Problem whole = problem_of(g.batch);
-  const size_t all = run.choice.weight_gradient->parts(whole);
-  const size_t first = g.batch * part / all, count = g.batch * (part + 1) / all - first;
-  const Planes planes = dense_planes(output_, dz);
-  if (work.partial)
-    sum_output_gradient({&output_, reinterpret_cast<std::byte*>(dz), output_.count}, count,
-                        work.partial + part * output_.extent[2]);
-  run.choice.weight_gradient->run_part(whole, {g.x.planes(first), planes, nullptr, false}, part, work.algorithm);
-  if (!g.dx.data) return;
-  run.problem.batch = count;
-  run.threads = 1;
-  to_input(run, planes, w_, g.dx.planes(first), g.dx_view.accumulate);
-}
-
-void Convolution::finish_parts(const Run& run, const Gradients& g, std::byte* block) const {
-  Parts places{block};
-  const PartsWork work = lay_out_parts(&places, run, g);
-  const WeightGradient sum = {g.x.planes(0), {}, static_cast<float*>(g.dw.memory.data), g.dw.memory.accumulate};
-  run.choice.weight_gradient->finish(problem_of(g.batch), sum, work.algorithm);
-  if (!work.partial) return;
-  const size_t channels = output_.extent[2], all = std::min(g.batch, kSumGroups);
-  double* sums = work.partial;  // those of the first part
-  for (size_t i = channels; i < all * channels; ++i) sums[i % channels] += sums[i];
-  put_bias_gradient(g, sums);
-}
-
-// ---- backward by channels ----
 
 bool Convolution::takes_channels(const Run& run, const Gradients& g) const {
   if (transposed_ || run.choice.input_gradient != &depthwise_input_gradient ||
@@ -264,24 +215,24 @@ bool Convolution::takes_channels(const Run& run, const Gradients& g) const {
   return !g.dw.memory.data || (g.x.is_direct() && is_canonical(g.dw, order_));
 }
 
-Convolution::PartsWork Convolution::lay_out_channels(Parts* parts, const Run& run, const Gradients& g) const {
-  PartsWork work = {};
-  if (g.db.data) work.partial = parts->take<double>(output_.extent[2]);  // the sums themselves
-  if (g.dw.memory.data) work.algorithm = parts->take<std::byte>(bytes_to_weights(run.choice, g.batch));
+Convolution::ChannelsWork Convolution::lay_out_channels(Workspace* workspace, const Run& run, const Gradients& g) const {
+  ChannelsWork work = {};
+  if (g.db.data) work.sums = workspace->take<double>(output_.extent[2]);
+  if (g.dw.memory.data) work.algorithm = workspace->take(bytes_to_weights(run.choice, g.batch));
   return work;
 }
 
 size_t Convolution::channels_bytes(const Run& run, const Gradients& g) const {
-  Parts count{nullptr};
-  lay_out_channels(&count, run, g);
-  return count.used;
+  Workspace counted;
+  lay_out_channels(&counted, run, g);
+  return counted.used();
 }
 
 void Convolution::take_channel(const depthwise::Channels& channels, const Run& run, const Gradients& g, size_t channel,
                                float* dz, std::byte* scratch, std::byte* block) const {
-  Parts places{block};
-  const PartsWork work = lay_out_channels(&places, run, g);
-  if (work.partial) work.partial[channel] = sum_channel(dz, g.batch, output_.extent[0] * output_.extent[1]);
+  Workspace workspace(block);
+  const ChannelsWork work = lay_out_channels(&workspace, run, g);
+  if (work.sums) work.sums[channel] = sum_channel(dz, g.batch, output_.extent[0] * output_.extent[1]);
   const WeightGradient to_w = {work.algorithm ? g.x.planes(0) : Planes{}, {}, nullptr, false};
   const InputGradient to_x = {{}, w_, g.dx.data ? g.dx.planes(0) : Planes{}, g.dx_view.accumulate, nullptr, nullptr};
   if (work.algorithm && g.dx.data && channels.adds_both())
@@ -292,12 +243,12 @@ void Convolution::take_channel(const depthwise::Channels& channels, const Run& r
 
 void Convolution::finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g,
                                   std::byte* block) const {
-  Parts places{block};
-  const PartsWork work = lay_out_channels(&places, run, g);
+  Workspace workspace(block);
+  const ChannelsWork work = lay_out_channels(&workspace, run, g);
   if (work.algorithm)
     channels.finish_weight_gradient({{}, {}, static_cast<float*>(g.dw.memory.data), g.dw.memory.accumulate},
                                     work.algorithm);
-  if (work.partial) put_bias_gradient(g, work.partial);
+  if (work.sums) put_bias_gradient(g, work.sums);
 }
 
 void Convolution::put_gradients(const Gradients& g, const float* dw, const double* db, size_t threads) const {

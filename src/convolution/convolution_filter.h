@@ -3,18 +3,17 @@
 // convolution_weights.cpp, and integers are summed as integers in convolution_integer.cpp. Letters as in convolution.h.
 #pragma once
 
-#include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <cstdint>
 
 #include "activation/activation.h"
 #include "base/filter.h"
 #include "base/types.h"
 #include "base/view.h"
+#include "base/workspace.h"
 #include "convolution/convolution.h"
 #include "convolution/convolution_kernels.h"
-#include "convolution/depthwise.h"
+#include "convolution/depthwise/depthwise.h"
 #include "openbnns/bnns/convolution.h"
 
 namespace obn::convolution {
@@ -102,8 +101,6 @@ struct OutputGradient {
 void make_output_gradient(const OutputGradient& g, size_t first, size_t samples, size_t threads);
 // The sum over one channel, dz (samples, values), as make_output_gradient has it.
 double sum_channel(const float* dz, size_t samples, size_t values);
-// sums (O): of float32 dz over some samples, as make_output_gradient sums one of its kSumGroups groups.
-void sum_output_gradient(const Images& dz, size_t samples, double* sums);
 
 // True when the activation can be differentiated at every value of y.
 bool accepts_output(const activation::Fused& activation, const Images& y, size_t batch, size_t threads);
@@ -153,6 +150,11 @@ struct Gradients {
   WeightArray dw = {};
   View db;
   size_t db_stride = 0;
+
+  void clear_sums() const {  // those over no samples
+    clear_sum(dw.memory);
+    clear_sum(db);
+  }
 };
 
 // A vector with one value per channel: any layout whose only extent above 1 is that of the channels.
@@ -168,6 +170,7 @@ class Convolution final : public Filter {
   int apply_backward(const Backward& arguments) override;
   int set_winograd(int on) override;
   size_t work_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
 
   const Problem& problem() const { return problem_; }
   const Choice& choice() const { return choices_[uses_winograd()]; }
@@ -194,17 +197,6 @@ class Convolution final : public Filter {
   void read_parameters(size_t threads, float* w, float* bias) const;
   void put_gradients(const Gradients& g, const float* dw, const double* db, size_t threads) const;
 
-  // One sample alone on the calling thread, where that takes no work: y is float32 without gaps.
-  bool runs_alone(const Run& run, const Images& x) const;
-  void run_alone(Run run, const Images& x, size_t sample, float* y) const;
-
-  // All gradients in parts, to the bit, each some samples alone on its thread while dz (float32 without gaps, of this
-  // part) is near. 0 parts: not in this way. Part k is samples batch·k/parts … batch·(k+1)/parts - 1.
-  size_t parts(const Run& run, const Gradients& g) const;
-  size_t parts_bytes(const Run& run, const Gradients& g) const;
-  void run_part(Run run, const Gradients& g, size_t part, float* dz, std::byte* work) const;
-  void finish_parts(const Run& run, const Gradients& g, std::byte* work) const;
-
   // All gradients of single channels, to the bit, each alone on its thread while dz (float32 without gaps, all samples
   // of this channel) is near: where the layer is depthwise. scratch is half of scratch(); finish is last.
   bool takes_channels(const Run& run, const Gradients& g) const;
@@ -215,10 +207,9 @@ class Convolution final : public Filter {
   void finish_channels(const depthwise::Channels& channels, const Run& run, const Gradients& g, std::byte* work) const;
 
  private:
-  struct Parts;
   struct ForwardWork;   // convolution.cpp
   struct BackwardWork;  // convolution_backward.cpp
-  struct PartsWork;
+  struct ChannelsWork;
 
   int check_types() const;
   int prepare_weights(const BNNSNDArrayDescriptor& descriptor, size_t groups);
@@ -230,15 +221,15 @@ class Convolution final : public Filter {
   size_t chunk_of(size_t batch, size_t floats_per_sample) const;
   int check_size(size_t batch) const;
 
-  ForwardWork lay_out_forward(Parts* parts, const Run& run, size_t batch, const Images& x, const Images& y) const;
+  ForwardWork lay_out_forward(Workspace* workspace, const Run& run, size_t batch, const Images& x,
+                              const Images& y) const;
 
   int check_output_gradient(const Backward& arguments, Gradients* g) const;
   int check_weight_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_bias_gradient(const BNNSNDArrayDescriptor& descriptor, Gradients* g) const;
   int check_places(const Gradients& g) const;
-  BackwardWork lay_out_backward(Parts* parts, const Run& run, const Gradients& g) const;
-  PartsWork lay_out_channels(Parts* parts, const Run& run, const Gradients& g) const;
-  PartsWork lay_out_parts(Parts* parts, const Run& run, const Gradients& g) const;
+  BackwardWork lay_out_backward(Workspace* workspace, const Run& run, const Gradients& g) const;
+  ChannelsWork lay_out_channels(Workspace* workspace, const Run& run, const Gradients& g) const;
   void backward_floats(Run* run, const BackwardWork& work, const Gradients& g) const;
   void put_bias_gradient(const Gradients& g, const double* sums) const;
 
@@ -270,21 +261,6 @@ class Convolution final : public Filter {
   const float* w_ = nullptr;     // (O, C/G, kh, kw); NULL: expanded in every call
   const float* b_ = nullptr;     // (output channels); NULL: none, or converted in every call
   void* copies_ = nullptr;       // what the filter owns
-};
-
-// The parts of one call's workspace; with block NULL only their size is counted.
-struct Convolution::Parts {
-  std::byte* block;
-  size_t used = 0;
-
-  template <class T>
-  T* take(size_t n) {
-    constexpr size_t kMost = SIZE_MAX / 4;
-    T* part = block ? reinterpret_cast<T*>(block + used) : nullptr;
-    const size_t bytes = n > kMost / sizeof(T) ? kMost : (n * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    used = std::min(used + bytes, kMost);  // more than there is: workspace() says so
-    return part;
-  }
 };
 
 }  // namespace obn::convolution

@@ -3,32 +3,14 @@
 #include <atomic>
 #include <cstddef>
 
+#include "base/integer.h"
 #include "base/pool.h"
 #include "base/status.h"
 #include "convolution/convolution_filter.h"
 
 namespace obn {
 
-namespace portable::convolution {
-extern const obn::convolution::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::convolution {
-extern const obn::convolution::Kernels kernels;
-}
-namespace avx512::convolution {
-extern const obn::convolution::Kernels kernels;
-}
-#endif
-
 namespace convolution {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets = {&portable::convolution::kernels, &avx2::convolution::kernels,
-                                            &avx512::convolution::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets = {&portable::convolution::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -80,7 +62,7 @@ template <class Body>
 void for_planes(const View& view, size_t samples, size_t threads, const Body& body) {
   const size_t channels = view.extent[2], planes = samples * channels;
   const size_t together = std::max<size_t>(1, kPieceValues / (view.extent[0] * view.extent[1]));
-  parallel((planes + together - 1) / together, threads, 8 * kByte * planes * view.extent[0] * view.extent[1], [&](size_t piece) {
+  parallel(divide_up(planes, together), threads, 8 * kByte * planes * view.extent[0] * view.extent[1], [&](size_t piece) {
     const size_t end = std::min(planes, (piece + 1) * together);
     for (size_t plane = piece * together; plane < end; ++plane) body(plane / channels, plane % channels);
   });
@@ -235,15 +217,6 @@ double sum_channel(const float* dz, size_t samples, size_t values) {
     all += sum;
   }
   return all;
-}
-
-void sum_output_gradient(const Images& dz, size_t samples, double* sums) {
-  const OutputGradient g = {dz, {}, nullptr, false, nullptr, sums, sums};
-  for (size_t c = 0; c < dz.view->extent[2]; ++c) {
-    double sum = 0.0;
-    for (size_t n = 0; n < samples; ++n) sum += make_plane(g, targets.best(), n, c, nullptr);
-    sums[c] = sum;
-  }
 }
 
 bool accepts_output(const activation::Fused& activation, const Images& y, size_t batch, size_t threads) {

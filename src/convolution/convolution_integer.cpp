@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/integer.h"
 #include "base/pool.h"
 #include "convolution/convolution_filter.h"
 
@@ -32,7 +33,7 @@ void flush(Sums* sums, size_t n) {
 // The columns [begin, end) of [first, first + n) whose tap k lies inside the image, counted from first.
 void inside(const Axis& axis, int64_t k, int64_t first, int64_t n, int64_t* begin, int64_t* end) {
   const int64_t start = axis.at(first, k);  // where tap k of the first column reads
-  *begin = start >= 0 ? 0 : std::min(n, (-start + axis.stride - 1) / axis.stride);
+  *begin = start >= 0 ? 0 : std::min(n, divide_up(-start, axis.stride));
   *end = start >= axis.in ? *begin : std::clamp((axis.in - 1 - start) / axis.stride + 1, *begin, n);
 }
 

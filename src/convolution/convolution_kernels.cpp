@@ -32,9 +32,10 @@ double sum_row(const float* row, size_t n) {
   return total;
 }
 
+constexpr obn::convolution::Kernels kernels = {load_row, store_row, add, sum_row};
+
 }  // namespace
 
-extern const obn::convolution::Kernels kernels;
-constinit const obn::convolution::Kernels kernels = {load_row, store_row, add, sum_row};
-
 }  // namespace obn::OBN_TARGET::convolution
+
+constinit const obn::convolution::Kernels obn::convolution::Compiled::OBN_TARGET = obn::OBN_TARGET::convolution::kernels;

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "openbnns/bnns/base.h"
 
 namespace obn::convolution {
@@ -15,6 +15,9 @@ struct Kernels {
   double (*sum)(const float* row, size_t n);          // in a fixed order
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 }  // namespace obn::convolution

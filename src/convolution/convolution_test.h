@@ -113,7 +113,7 @@ struct Layer {
   size_t n = 1, in = 1, out = 1, groups = 1;
   size_t h = 1, w = 1;  // input
   size_t p = 1, q = 1;  // output
-  size_t kh = 1, kw = 1, sy = 1, sx = 1, dy = 1, dx = 1;
+  size_t kh = 1, kw = 1, sy = 1, sx = 1, dilation_y = 1, dilation_x = 1;
   size_t left = 0, right = 0, up = 0, down = 0;
   BNNSDataType x_type = BNNSDataTypeFloat32, w_type = BNNSDataTypeFloat32, y_type = BNNSDataTypeFloat32;
   BNNSDataLayout layout = BNNSDataLayoutConvolutionWeightsOIHW;
@@ -127,8 +127,8 @@ struct Layer {
     size_t& rows = transposed ? h : p;
     size_t& columns = transposed ? w : q;
     const size_t large_h = transposed ? p : h, large_w = transposed ? q : w;
-    rows = (large_h + up + down - (kh - 1) * dy - 1) / sy + 1;
-    columns = (large_w + left + right - (kw - 1) * dx - 1) / sx + 1;
+    rows = (large_h + up + down - (kh - 1) * dilation_y - 1) / sy + 1;
+    columns = (large_w + left + right - (kw - 1) * dilation_x - 1) / sx + 1;
     rows -= std::min(surplus_y, rows - 1);
     columns -= std::min(surplus_x, columns - 1);
   }
@@ -147,8 +147,8 @@ struct Layer {
     parameters.activation.alpha = 0.25f;
     parameters.x_stride = sx;
     parameters.y_stride = sy;
-    parameters.x_dilation_stride = dx;
-    parameters.y_dilation_stride = dy;
+    parameters.x_dilation_stride = dilation_x;
+    parameters.y_dilation_stride = dilation_y;
     parameters.groups = groups;
     const size_t pad[] = {left, right, up, down};
     std::copy_n(pad, 4, parameters.pad);
@@ -165,9 +165,9 @@ struct Layer {
   void print() const {
     std::printf("  %s n %zu (%zu, %zu, %zu) -> (%zu, %zu, %zu) groups %zu kernel (%zu, %zu) stride (%zu, %zu) dilation "
                 "(%zu, %zu) pad %zu %zu %zu %zu types %s %s %s layout %s activation %u client %d accumulate %d\n",
-                transposed ? "transposed" : "convolution", n, in, h, w, out, p, q, groups, kh, kw, sy, sx, dy, dx, left,
-                right, up, down, name_of(x_type), name_of(w_type), name_of(y_type), name_of(layout),
-                static_cast<unsigned>(activation), use_client_ptr, accumulate);
+                transposed ? "transposed" : "convolution", n, in, h, w, out, p, q, groups, kh, kw, sy, sx,
+                dilation_y, dilation_x, left, right, up, down, name_of(x_type), name_of(w_type), name_of(y_type),
+                name_of(layout), static_cast<unsigned>(activation), use_client_ptr, accumulate);
   }
 };
 
@@ -184,7 +184,7 @@ void for_products(const Layer& l, const Body& body) {
           for (size_t kx = 0; kx < l.kw; ++kx)
             for (size_t p = 0; p < rows; ++p)
               for (size_t q = 0; q < columns; ++q) {
-                const size_t v = l.sy * p + l.dy * ky - l.up, u = l.sx * q + l.dx * kx - l.left;
+                const size_t v = l.sy * p + l.dilation_y * ky - l.up, u = l.sx * q + l.dilation_x * kx - l.left;
                 if (v >= large_h || u >= large_w) continue;  // below 0 wraps around
                 const size_t c = o / out * in + i;
                 const size_t small = p * columns + q, large = v * large_w + u;
@@ -339,7 +339,7 @@ inline Layer random_layer(Random& random) {
   if (random.one_in(3)) l.kh = l.kw = 3;
   if (random.one_in(6)) l.kh = l.kw = 1;
   if (random.one_in(2)) l.sy = random.between(1, 3), l.sx = random.between(1, 3);
-  if (random.one_in(4)) l.dy = random.between(1, 3), l.dx = random.between(1, 3);
+  if (random.one_in(4)) l.dilation_y = random.between(1, 3), l.dilation_x = random.between(1, 3);
   if (random.one_in(2)) {
     l.left = random.below(4);
     l.right = random.below(4);
@@ -347,7 +347,7 @@ inline Layer random_layer(Random& random) {
     l.down = random.below(4);
   }
   // The large image is at least the kernel.
-  const size_t reach_y = (l.kh - 1) * l.dy, reach_x = (l.kw - 1) * l.dx;
+  const size_t reach_y = (l.kh - 1) * l.dilation_y, reach_x = (l.kw - 1) * l.dilation_x;
   const size_t rows = std::max<size_t>(1, reach_y + 1 > l.up + l.down ? reach_y + 1 - l.up - l.down : 1);
   const size_t columns = std::max<size_t>(1, reach_x + 1 > l.left + l.right ? reach_x + 1 - l.left - l.right : 1);
   (l.transposed ? l.p : l.h) = rows + random.below(9);

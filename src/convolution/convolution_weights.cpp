@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/integer.h"
 #include "base/pool.h"
 #include "base/status.h"
 #include "convolution/convolution_filter.h"
@@ -60,7 +61,7 @@ int read_weights(const BNNSNDArrayDescriptor& descriptor, Access access, const c
     if (descriptor.stride[0] > 1)
       return fail("%s: expected stride[0] = 0 or 1 for %s; got %zu", argument, name_of(layout), descriptor.stride[0]);
     std::fill_n(lying.stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0});
-    if (descriptor.size[3] <= SIZE_MAX - kLanes) lying.size[3] = (descriptor.size[3] + kLanes - 1) / kLanes * kLanes;
+    if (descriptor.size[3] <= SIZE_MAX - kLanes) lying.size[3] = round_up(descriptor.size[3], kLanes);
   }
   if (read_view(lying, access, argument, &w.memory) != 0) return -1;
   const View& v = w.memory;

@@ -1,10 +1,10 @@
-// Rows of values on their way in and out, for the kernels that split an axis by its stride (residues.h). Included by
+// Rows of values on their way in and out, for the kernels that split an axis by its stride (phases.h). Included by
 // kernel files only.
 #pragma once
 
 #include <cstddef>
 
-#include "convolution/residues.h"
+#include "convolution/phases.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET::convolution {
@@ -14,7 +14,6 @@ using obn::convolution::Axis;
 using obn::convolution::kPad;
 using obn::convolution::least;
 using obn::convolution::most;
-using obn::convolution::round_up;
 
 // Whole vectors: up to kLanes - 1 zeros more than n.
 OBN_INLINE void fill_zeros(float* p, size_t n) {

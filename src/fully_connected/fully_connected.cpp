@@ -21,10 +21,6 @@ constexpr size_t kSumColumns = 1024;  // most columns of db that are summed at a
 constexpr size_t kLeastColumns = 32;  // and fewest: two lines of memory
 constexpr double kSumValue = 0.1;     // nanoseconds, about, to add a value
 
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
-
 // What float32 holds exactly.
 bool is_short_integer(BNNSDataType type) {
   return type == BNNSDataTypeInt8 || type == BNNSDataTypeUInt8 || type == BNNSDataTypeInt16 ||
@@ -68,12 +64,14 @@ struct Range {
   uintptr_t end;
 };
 Range range_of(const Array& array, size_t rows) {
+  if (rows == 0) return {0, 0};
   const size_t values = (rows - 1) * array.row + (array.columns - 1) * array.column + 1;
   const auto first = reinterpret_cast<uintptr_t>(array.values.data);
   return {first, first + (values * bits_of(array.values.type) + 7) / 8};
 }
 
 Range range_of(const Place& place) {
+  if (place.batch == 0) return {0, 0};
   const size_t values = (place.batch - 1) * place.step + place.view->span;
   const auto first = reinterpret_cast<uintptr_t>(place.data);
   return {first, first + (values * bits_of(place.view->type) + 7) / 8};
@@ -84,18 +82,9 @@ int check_ranges(const Range& a, const char* a_argument, const Range& b, const c
   return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
 }
 
-// The workspace of a call; -1 with a sentence when there is none, and then nothing was written.
-int find_workspace(size_t bytes, std::byte** work) {
-  *work = nullptr;
-  if (bytes == SIZE_MAX) return fail("batch: expected a size whose workspace can be addressed; it overflows");
-  if (bytes == 0) return 0;
-  *work = workspace(bytes);
-  return *work ? 0 : -1;
-}
-
 template <class Plan>
 size_t bytes_of_plan(Plan plan) {
-  Room counted;
+  Workspace counted;
   plan.place(&counted);
   return counted.used();
 }
@@ -117,6 +106,12 @@ FullyConnected::~FullyConnected() {
   options().release(copied_weights_);
   options().release(copied_bias_);
   options().release(sparse_.block);
+}
+
+void FullyConnected::describe(Description* description) const {
+  description->forward = description->input_gradient = is_compressed() ? "sparse" : "products";
+  description->inputs[0] = &x_;
+  description->output = &y_;
 }
 
 int FullyConnected::prepare(const BNNSLayerParametersFullyConnected& p) {
@@ -241,7 +236,7 @@ int FullyConnected::check_own_apart(const Place& written) const {
   return bias_.values.data ? check_ranges(range, written.word, range_of(bias_, 1), "bias") : 0;
 }
 
-// The product of a forward call and its room.
+// The product of a forward call and its workspace.
 struct FullyConnected::ForwardPlan {
   const bool is_compressed;
   Multiply product;
@@ -269,11 +264,11 @@ struct FullyConnected::ForwardPlan {
     sparse.bias = product.bias;
     sparse.activation = product.activation;
   }
-  void place(Room* room) {
+  void place(Workspace* workspace) {
     if (is_compressed) {
-      sparse.place(room);
+      sparse.place(workspace);
     } else {
-      product.place(room);
+      product.place(workspace);
     }
   }
 };
@@ -291,8 +286,8 @@ size_t FullyConnected::forward_bytes(size_t n, const Array& x, const Array& y) c
 
 void FullyConnected::run_forward(size_t n, const Array& x, const Array& y, std::byte* work) const {
   ForwardPlan plan(*this, n, x, y);
-  Room room(work);
-  plan.place(&room);
+  Workspace workspace(work);
+  plan.place(&workspace);
   if (is_compressed()) {
     plan.sparse.run();
   } else {
@@ -310,7 +305,7 @@ int FullyConnected::apply(size_t batch, const void* x, size_t x_stride, void* y,
     return -1;
   const Array to = array_of(y_, y, y_stride);
   std::byte* work;
-  if (!scratch() || find_workspace(forward_bytes(batch, from, to), &work) != 0) return -1;
+  if (find_workspace(forward_bytes(batch, from, to), &work) != 0) return -1;
   run_forward(batch, from, to, work);
   return 0;
 }
@@ -324,7 +319,8 @@ int FullyConnected::check_output_gradient(const Backward& a, Gradients* g) const
   g->dy = array_of(g->dy_view, g->dy_view.data, stride);
   if (!has_activation_) return 0;
   if (activation_.check_backward() != 0) return -1;
-  if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+  if (!a.y && a.batch > 0)
+    return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
   if (read_batch(y_, a.y, a.batch, a.y_stride, Access::read, "output", &stride) != 0) return -1;
   g->y = array_of(y_, a.y, stride);
   return 0;
@@ -341,7 +337,8 @@ int FullyConnected::check_gradients(const Backward& a, Gradients* g) const {
   size_t stride;
   View &dw = g->dw_view, &db = g->db_view;
   if (a.dw) {
-    if (!a.x) return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
+    if (!a.x && a.batch > 0)
+      return fail("input: expected the input of apply, which weights_gradient needs; got NULL");
     if (check_input(n, a.x, a.x_stride, &g->x) != 0 ||
         read_gradient(*a.dw, w_, Access::write, 1, 0, "weights_gradient", &dw, &stride) != 0)
       return -1;
@@ -412,7 +409,8 @@ int FullyConnected::check_output_values(const Gradients& g) const {
   return 0;
 }
 
-// The products of a backward call and their room. Rows of dz = dy · act'(y) are made first, unless dy serves as it is.
+// The products of a backward call and their workspace. Rows of dz = dy · act'(y) are made first, unless dy serves as it
+// is.
 struct FullyConnected::BackwardPlan {
   const FullyConnected& layer;
   const Gradients& g;
@@ -450,23 +448,23 @@ struct FullyConnected::BackwardPlan {
       dw.accumulate = g.dw_accumulate;
     }
   }
-  void place(Room* room) {
+  void place(Workspace* workspace) {
     const size_t outputs = g.dy.columns;
     if (makes_dz) {
-      dz_rows = room->floats(g.n, outputs);
+      dz_rows = workspace->take<float>(g.n, outputs);
       dz = {{dz_rows, BNNSDataTypeFloat32, 1.0f, 0.0f, nullptr, BNNSDataTypeFloat32}, outputs, 1, outputs};
     }
-    if (copies_y) y_rows = room->floats(g.n, outputs);
+    if (copies_y) y_rows = workspace->take<float>(g.n, outputs);
     if (g.dx.values.data && layer.is_compressed()) {
       sparse_dx.from = dz;
-      sparse_dx.place(room);
+      sparse_dx.place(workspace);
     } else if (g.dx.values.data) {
       dx.from = dz;
-      dx.place(room);
+      dx.place(workspace);
     }
     if (g.dw.values.data) {
       (layer.rows_are_outputs_ ? dw.u : dw.v) = dz;
-      dw.place(room);
+      dw.place(workspace);
     }
   }
 };
@@ -507,9 +505,13 @@ size_t FullyConnected::backward_bytes(const Gradients& g) const { return bytes_o
 
 int FullyConnected::apply_backward(const Backward& a) {
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (a.batch == 0 || (!a.dx && !a.dw && !a.db)) return 0;
+  if (!a.dx && !a.dw && !a.db) return 0;
   Gradients g;
-  if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0 || !scratch()) return -1;
+  if (check_output_gradient(a, &g) != 0 || check_gradients(a, &g) != 0) return -1;
+  if (a.batch == 0) {
+    g.clear_sums();
+    return 0;
+  }
   if (has_activation_ && activation_.depends_on_values() && check_output_values(g) != 0) return -1;
   std::byte* work;
   if (find_workspace(backward_bytes(g), &work) != 0) return -1;
@@ -519,17 +521,16 @@ int FullyConnected::apply_backward(const Backward& a) {
 
 void FullyConnected::run_backward(const Gradients& g, std::byte* work) const {
   BackwardPlan plan(*this, g);
-  Room room(work);
-  plan.place(&room);
+  Workspace workspace(work);
+  plan.place(&workspace);
   if (plan.makes_dz) make_dz(plan);
   if (g.db.values.data) sum_bias(g, plan.dz);
   if (g.dx.values.data && is_compressed()) {
     plan.sparse_dx.run();
   } else if (g.dx.values.data) {
-    if (g.dw.values.data && plan.dx.can_take_along(plan.dw)) plan.dx.outer = &plan.dw;
     plan.dx.run();
   }
-  if (g.dw.values.data && !plan.dx.outer) plan.dw.run();
+  if (g.dw.values.data) plan.dw.run();
 }
 
 int FullyConnected::set_precision(int precision) {
@@ -540,6 +541,7 @@ int FullyConnected::set_precision(int precision) {
 
 size_t FullyConnected::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
+  if (check_batch_size(x_, batch) != 0 || check_batch_size(y_, batch) != 0) return SIZE_MAX;
   // Arrays somewhere, lying as they were described.
   const Array x = array_of(x_, kKind, x_.packed_batch), y = array_of(y_, kKind, y_.packed_batch);
   const size_t forward = forward_bytes(batch, x, y);

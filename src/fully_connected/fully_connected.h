@@ -15,11 +15,13 @@
 #include <cstdint>
 
 #include "activation/activation.h"
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "base/filter.h"
+#include "base/memory.h"
 #include "base/precision.h"
 #include "base/types.h"
 #include "base/view.h"
+#include "base/workspace.h"
 #include "openbnns/bnns/fully_connected.h"
 
 namespace obn::gemm {
@@ -61,9 +63,6 @@ struct Part {
   size_t rows;
 };
 
-inline constexpr size_t kMostSwept = 3;    // samples of one walk over the weights and their gradient
-inline constexpr size_t kLineFloats = 16;  // of a cache line
-
 // One target's loops, made for few samples: every value of the matrix is read (or written) once for up to four of them.
 struct Kernels {
   // out(s, r) = Σ_c m(r, c)·v(s, c) for the rows of the part and s < n; with `accumulate`, added.
@@ -74,15 +73,13 @@ struct Kernels {
                   bool accumulate);
   // g(r, c) = Σ_s u(s, r)·v(s, c) for the rows of the part.
   void (*outer)(const Floats& u, const Floats& v, size_t n, size_t columns, const Part& part, const Gradient& g);
-  // combine and outer for the same u in one walk, so that reading and writing overlap: float32, n <= kMostSwept, and g
-  // goes past the caches, its rows whole cache lines apart. The same bits as one after the other.
-  // work: 2 · n · (columns + 2048)
-  void (*sweep)(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out,
-                size_t out_row, const Gradient& g, float* work);
   size_t short_sum;  // up to this many rows, combine and outer suit any number of samples
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 extern const Kernels reference;  // the formulas, float64 sums
 
 // ---- arrays of a call ----
@@ -111,28 +108,12 @@ Array array_of(const View& view, const void* data, size_t stride);
 
 // ---- products ----
 
-// How the work of a call is shared out: parts of its workspace are counted first, then placed.
-class Room {
- public:
-  explicit Room(std::byte* block = nullptr) : block_(block) {}
-
-  std::byte* bytes(size_t n);                    // NULL while counting
-  float* floats(size_t rows, size_t columns);
-  size_t used() const { return used_; }          // SIZE_MAX: more than can be addressed
-
- private:
-  std::byte* block_;
-  size_t used_ = 0;
-};
-
 // The ways to compute, best for the shapes; tests set them.
 struct Choice {
   const Kernels* kernels;
   size_t few_samples;  // up to this many the kernels above are used, beyond it the matrix engine
-  size_t near_bytes = size_t{16} << 20;  // of weights that the caches may hold between two calls
+  size_t near_bytes = kStreamBytes;  // of weights that the caches may hold between two calls
 };
-
-struct Outer;
 
 // y = x·Wᵀ or dx = dz·W: to (N, R or C) = from (N, C or R) times the matrix.
 struct Multiply {
@@ -149,10 +130,8 @@ struct Multiply {
   const activation::Fused* activation = nullptr;  // NULL: none
   bool activation_needs_rows = false;
   Precision precision = Precision::highest;
-  const Outer* outer = nullptr;  // to be computed in the same walk over the rows
 
-  void place(Room* room);  // twice: counting, and in the workspace
-  bool can_take_along(const Outer& other) const;  // the gradient of this matrix, with u = from
+  void place(Workspace* workspace);  // twice: counting, and in the workspace
   void run() const;
 
  private:
@@ -183,14 +162,11 @@ struct Outer {
   bool accumulate;
   Precision precision = Precision::highest;
 
-  void place(Room* room);
+  void place(Workspace* workspace);
   void run() const;
-  bool is_streamed() const;    // past the caches, row by row
-  Floats row_factors() const;  // u and v as run() has them
-  Floats column_factors() const;
-  Gradient gradient() const;
 
  private:
+  bool is_streamed() const;    // past the caches, row by row
   bool has_few_rows() const;
   bool uses_kernels() const;
   gemm::Product engine_product() const;
@@ -228,7 +204,7 @@ struct SparseMultiply {
   const Array* bias = nullptr;
   const activation::Fused* activation = nullptr;
 
-  void place(Room* room);
+  void place(Workspace* workspace);
   void run() const;
 
  private:
@@ -248,6 +224,11 @@ struct Gradients {
   Array x = {}, y = {}, dy = {}, dx = {}, dw = {}, db = {};
   View dy_view, dx_view, dw_view, db_view;
   bool dx_accumulate = false, dw_accumulate = false, db_accumulate = false;
+
+  void clear_sums() const {  // those over no samples
+    clear_sum(dw_view);
+    clear_sum(db_view);
+  }
 };
 
 class FullyConnected final : public Filter {
@@ -260,6 +241,7 @@ class FullyConnected final : public Filter {
   int apply_backward(const Backward& arguments) override;
   int set_precision(int precision) override;
   size_t work_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
 
   Choice choice;  // tests put others here
 

@@ -1,8 +1,9 @@
 // Fully connected, the bench: products of a matrix with few vectors. Letters as in fully_connected.h; s counts samples.
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
+#include "base/integer.h"
+#include "base/memory.h"
 #include "fully_connected/fully_connected.h"
 #include "simd/convert.h"
 #include "simd/vec.h"
@@ -53,11 +54,6 @@ struct BFloat16 {
   }
 };
 
-// How many floats lie before the next cache line.
-OBN_INLINE size_t floats_before_line(const float* p) {
-  return (64 - reinterpret_cast<uintptr_t>(p) % 64) % 64 / sizeof(float);
-}
-
 // A matrix that comes from memory is fetched into the second-level cache so many bytes ahead of its use. Rows are read
 // several at a time; behind their end come the next ones.
 template <class Stored>
@@ -68,8 +64,8 @@ struct Ahead {
   // For the line at column c of kRows rows.
   template <size_t kRows>
   [[gnu::always_inline]] inline void fetch(const Stored* rows, size_t row, size_t c) const {
-    constexpr size_t kValues = 2048 / sizeof(Stored), kLine = 64 / sizeof(Stored);
-    if (!next || c % kLine != 0) return;
+    constexpr size_t kValues = 2048 / sizeof(Stored), kLineValues = kAlignment / sizeof(Stored);
+    if (!next || c % kLineValues != 0) return;
     const Stored* at = c + kValues < left ? rows + c + kValues : next + (c + kValues - left);
 #pragma GCC unroll 8
     for (size_t r = 0; r < kRows; ++r) prefetch(at + r * row);
@@ -144,7 +140,7 @@ template <class Type, size_t kSamples>
   constexpr size_t kMost = dot_rows_for(kSamples);
   for (size_t r = 0; r < rows;) {
     // Even groups: with up to 5 at a time, 12 rows are 4 + 4 + 4, not 5 + 5 + 2.
-    const size_t groups = (rows - r + kMost - 1) / kMost, at_once = (rows - r + groups - 1) / groups;
+    const size_t groups = divide_up(rows - r, kMost), at_once = divide_up(rows - r, groups);
     const Ahead<typename Type::Stored> ahead = {is_far ? m + (groups > 1 ? r + at_once : r) * row : nullptr, columns};
     dot_few<Type, kSamples, kMost>(at_once, m + r * row, row, columns, ahead, v, v_row, out + r, out_row, accumulate);
     r += at_once;
@@ -164,7 +160,7 @@ void dot_typed(const Matrix& m, const Part& part, const Floats& v, size_t n, flo
     for (size_t s = 0; s < n;) {
       const float* values = v.data + s * v.row;
       float* results = to + s * out_row;
-      const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+      const size_t groups = divide_up(n - s, kSamplesAtOnce), at_once = divide_up(n - s, groups);
       const bool is_far = m.is_far && s == 0;
       switch (at_once) {
         case 1:
@@ -260,7 +256,7 @@ OBN_INLINE void combine_columns(const typename Type::Stored* m, size_t row, size
   for (size_t s = 0; s < n;) {
     const float* factors = u + s * u_row;
     float* to = out + s * out_row;
-    const size_t groups = (n - s + kSamplesAtOnce - 1) / kSamplesAtOnce, at_once = (n - s + groups - 1) / groups;
+    const size_t groups = divide_up(n - s, kSamplesAtOnce), at_once = divide_up(n - s, groups);
     switch (at_once) {
       case 1: combine_samples<Type, 1>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
       case 2: combine_samples<Type, 2>(m, row, columns, rows, ahead, factors, u_row, to, out_row, accumulate); break;
@@ -293,7 +289,7 @@ template <class Type, size_t kRows>
       }
     }
   };
-  const size_t before = floats_before_line(out);
+  const size_t before = floats_before(out, kAlignment);
   size_t c = 0;
   for (const size_t end = before < columns ? before : columns; c < end;) {
     const size_t count = end - c < kLanes ? end - c : kLanes;
@@ -388,7 +384,7 @@ OBN_INLINE void outer_row(const Floats& u, const float* u_at, const Floats& v, c
 // The same past the caches, in whole cache lines; what lies before the first and after the last goes the usual way.
 [[gnu::noinline]] static void outer_streamed(const Floats& u, const float* u_at, const Floats& v, const float* v_at,
                                              size_t n, size_t columns, float* g) {
-  size_t before = floats_before_line(g);
+  size_t before = floats_before(g, kAlignment);
   if (before > columns) before = columns;
   outer_row(u, u_at, v, v_at, n, before, g, false);
   size_t c = before;
@@ -522,133 +518,10 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
   }
 }
 
-// ---- combine and outer in one walk ----
-
-// A load waits for an earlier store that lies a multiple of a page away, so what is read and written in turn is kept
-// apart by parts of a page: m is read where g is written, or far from it; sums and v are moved to where neither is.
-constexpr size_t kPageFloats = 4096 / sizeof(float);
-
-// The first place from p on that lies `floats` behind g, but for whole pages.
-OBN_INLINE float* placed_behind(float* p, const float* g, size_t floats) {
-  const size_t distance = (reinterpret_cast<uintptr_t>(g + floats) - reinterpret_cast<uintptr_t>(p)) / sizeof(float);
-  return p + distance % kPageFloats;
-}
-
-// Line by line: what kRows rows of m give to out, then as many values of their gradients, which v and g begin with. All
-// is read before anything is written. g is aligned to a cache line.
-template <size_t kSamples, size_t kRows>
-[[gnu::noinline]] static void sweep_tile(const float* m, size_t row, const float* u, size_t u_row, float* out,
-                                         size_t out_row, bool start, const float* v, size_t v_row, float* g,
-                                         size_t g_row, size_t columns) {
-  constexpr size_t kVectors = kLineFloats / kLanes;
-  F factor[kRows][kSamples];
-#pragma GCC unroll 8
-  for (size_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 8
-    for (size_t s = 0; s < kSamples; ++s) factor[r][s] = splat(u[s * u_row + r]);
-  }
-  for (size_t line = 0; line < columns; line += kLineFloats) {
-    F values[kVectors][kSamples];
-#pragma GCC unroll 4
-    for (size_t i = 0; i < kVectors; ++i) {
-#pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) values[i][s] = held(load(v + s * v_row + line + i * kLanes));
-    }
-#pragma GCC unroll 4
-    for (size_t c = line; c < line + kLineFloats; c += kLanes) {
-      F total[kSamples];
-#pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) total[s] = start ? load(out + s * out_row + c) : F{};
-#pragma GCC unroll 8
-      for (size_t r = 0; r < kRows; ++r) {
-        const F weight = load(m + r * row + c);
-#pragma GCC unroll 8
-        for (size_t s = 0; s < kSamples; ++s) total[s] = fma(factor[r][s], weight, total[s]);
-      }
-#pragma GCC unroll 8
-      for (size_t s = 0; s < kSamples; ++s) store(out + s * out_row + c, total[s]);
-    }
-#pragma GCC unroll 8
-    for (size_t r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (size_t i = 0; i < kVectors; ++i) {
-        F total = factor[r][0] * values[i][0];
-#pragma GCC unroll 8
-        for (size_t s = 1; s < kSamples; ++s) total = fma(factor[r][s], values[i][s], total);
-        stream(g + r * g_row + line + i * kLanes, total);
-      }
-    }
-  }
-}
-
-// kRows rows from `first` on. Both m and g are walked from a whole cache line on, wherever those are; what lies before
-// and behind goes the usual way. Where m would be read shortly behind what was written, its walk begins as much later.
-template <size_t kSamples, size_t kRows>
-OBN_INLINE void sweep_rows(const Matrix& m, size_t first, const Floats& u, const Floats& v, float* out, size_t out_row,
-                           bool start, const Gradient& g) {
-  const float* from = static_cast<const float*>(m.data) + first * m.row;
-  const float* factors = u.data + first;
-  float* to = reinterpret_cast<float*>(g.data) + first * g.row;
-  const auto combine_some = [&](size_t c, size_t end) {
-    if (c == end) return;
-    combine_tile<Float32, kSamples, kRows>(from + c, m.row, end - c, {nullptr, end - c}, factors, u.row, out + c,
-                                           out_row, start);
-  };
-  const auto outer_some = [&](size_t c, size_t end) {
-    for (size_t r = 0; r < kRows; ++r)
-      outer_row(u, factors + r, v, v.data + c, kSamples, end - c, to + r * g.row + c, false);
-  };
-  constexpr size_t kShortly = kPageFloats / 4;
-  const size_t of_g = floats_before_line(to), line_of_m = floats_before_line(from);
-  const size_t behind =
-      (reinterpret_cast<uintptr_t>(to + of_g) - reinterpret_cast<uintptr_t>(from + line_of_m)) / sizeof(float);
-  const size_t of_m = line_of_m + (behind % kPageFloats <= kShortly ? behind % kPageFloats : 0);
-  const size_t later = of_m > of_g ? of_m : of_g;
-  const size_t columns = m.columns > later ? (m.columns - later) / kLineFloats * kLineFloats : 0;
-  if (columns == 0) {
-    combine_some(0, m.columns);
-    return outer_some(0, m.columns);
-  }
-  combine_some(0, of_m);
-  outer_some(0, of_g);
-  sweep_tile<kSamples, kRows>(from + of_m, m.row, factors, u.row, out + of_m, out_row, start, v.data + of_g, v.row,
-                              to + of_g, g.row, columns);
-  combine_some(of_m + columns, m.columns);
-  outer_some(of_g + columns, m.columns);
-}
-
-template <size_t kSamples>
-void sweep_samples(const Matrix& m, const Part& part, const Floats& u, const Floats& v, float* out, size_t out_row,
-                   const Gradient& g, float* work) {
-  constexpr size_t kRows = combine_rows_for(kSamples);
-  const float* to = reinterpret_cast<const float*>(g.data) + part.first * g.row;
-  const size_t step = (m.columns + kPageFloats - 1) / kPageFloats * kPageFloats;
-  float* values = placed_behind(work, to, kPageFloats / 2);
-  float* sums = placed_behind(values + kSamples * step, to, kPageFloats / 4);
-  for (size_t s = 0; s < kSamples; ++s)
-    std::memcpy(values + s * step, v.data + s * v.row, m.columns * sizeof(float));
-  size_t done = 0;
-  for (; done + kRows <= part.rows; done += kRows)
-    sweep_rows<kSamples, kRows>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
-  for (; done < part.rows; ++done)
-    sweep_rows<kSamples, 1>(m, part.first + done, u, {values, step}, sums, step, done > 0, g);
-  for (size_t s = 0; s < kSamples; ++s)
-    std::memcpy(out + s * out_row, sums + s * step, m.columns * sizeof(float));
-  fence();
-}
-
-void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g, float* work) {
-  switch (n) {
-    case 1: return sweep_samples<1>(m, part, u, v, out, out_row, g, work);
-    case 2: return sweep_samples<2>(m, part, u, v, out, out_row, g, work);
-    default: return sweep_samples<3>(m, part, u, v, out, out_row, g, work);
-  }
-}
+constexpr obn::fully_connected::Kernels kernels = {dot, combine, outer, kShortSum};
 
 }  // namespace
 
-extern const Kernels kernels;
-const Kernels kernels = {dot, combine, outer, sweep, kShortSum};
-
 }  // namespace obn::OBN_TARGET::fully_connected
+
+constinit const obn::fully_connected::Kernels obn::fully_connected::Compiled::OBN_TARGET = obn::OBN_TARGET::fully_connected::kernels;

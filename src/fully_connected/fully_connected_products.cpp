@@ -2,35 +2,15 @@
 // make it a walk over the weights or many make it a job for the matrix engine. Letters as in fully_connected.h.
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 
 #include "activation/activation_walk.h"
-#include "base/memory.h"
+#include "base/integer.h"
 #include "base/pool.h"
 #include "base/types.h"
 #include "fully_connected/fully_connected.h"
 #include "gemm/gemm.h"
 
-namespace obn::portable::fully_connected {
-extern const obn::fully_connected::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace obn::avx2::fully_connected {
-extern const obn::fully_connected::Kernels kernels;
-}
-namespace obn::avx512::fully_connected {
-extern const obn::fully_connected::Kernels kernels;
-}
-#endif
-
 namespace obn::fully_connected {
-
-#if defined(OBN_X86)
-const Targets<Kernels> targets = {&portable::fully_connected::kernels, &avx2::fully_connected::kernels,
-                                  &avx512::fully_connected::kernels, nullptr};
-#else
-const Targets<Kernels> targets = {&portable::fully_connected::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -45,11 +25,6 @@ constexpr size_t kWideBand = 1024;                  // columns of a piece of lon
 constexpr size_t kBandUnit = 64;                    // columns: whole strips of the kernels, whole cache lines
 constexpr size_t kBlock = 512;                      // values converted in the first-level cache at a time
 
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
-
-size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Rows whose values make a piece.
 size_t rows_of(size_t values, size_t columns) { return std::max<size_t>(1, values / columns); }
@@ -106,23 +81,6 @@ void store_row(const Array& to, size_t n, size_t first, size_t count, const floa
   }
 }
 
-// ---- room ----
-
-std::byte* Room::bytes(size_t n) {
-  std::byte* part = block_ ? block_ + used_ : nullptr;
-  if (n > SIZE_MAX - kAlignment || __builtin_add_overflow(used_, round_up(n, kAlignment), &used_)) used_ = SIZE_MAX;
-  return part;
-}
-
-float* Room::floats(size_t rows, size_t columns) {
-  size_t n;
-  if (__builtin_mul_overflow(rows, columns, &n) || n > SIZE_MAX / sizeof(float)) {
-    used_ = SIZE_MAX;
-    return nullptr;
-  }
-  return reinterpret_cast<float*>(bytes(n * sizeof(float)));
-}
-
 // ---- to = from · matrix ----
 
 // Few samples, or few results of long sums, or many results of short ones.
@@ -137,16 +95,16 @@ size_t Multiply::parts() const {
   return std::clamp<size_t>(rows * m.columns / kPartValues, 1, std::max<size_t>(1, rows / at_least));
 }
 
-void Multiply::place(Room* room) {
+void Multiply::place(Workspace* workspace) {
   const bool kernels = uses_kernels();
   const bool m_is_usable = is_float_type(m.values.type) && (!kernels || is_run(m));
   const bool from_is_usable = kernels ? from.is_ready(n) : is_float_type(from.values.type);
-  if (!m_is_usable) m_ = room->floats(rows, m.columns);
-  if (!from_is_usable) from_ = room->floats(n, from.columns);
-  if (!to.is_ready(n)) to_ = room->floats(n, to.columns);
-  if (bias && !bias->is_ready(1)) bias_ = room->floats(1, bias->columns);
-  if (kernels && !sums_along_rows && parts() > 1) partial_ = room->floats(parts() * n, m.columns);
-  if (!kernels) work_ = room->bytes(gemm::work_bytes(engine_product()));
+  if (!m_is_usable) m_ = workspace->take<float>(rows, m.columns);
+  if (!from_is_usable) from_ = workspace->take<float>(n, from.columns);
+  if (!to.is_ready(n)) to_ = workspace->take<float>(n, to.columns);
+  if (bias && !bias->is_ready(1)) bias_ = workspace->take<float>(1, bias->columns);
+  if (kernels && !sums_along_rows && parts() > 1) partial_ = workspace->take<float>(parts() * n, m.columns);
+  if (!kernels) work_ = workspace->take(gemm::work_bytes(engine_product()));
 }
 
 // The same for the matrix engine: b (k, j) is the matrix, transposed when sums run along its rows.
@@ -167,14 +125,6 @@ gemm::Product Multiply::engine_product() const {
   p.activation = activation;
   p.precision = precision;
   return p;
-}
-
-bool Multiply::can_take_along(const Outer& other) const {
-  const bool is_float32 = m.values.type == BNNSDataTypeFloat32 && is_run(m);
-  constexpr size_t kMostColumns = kScratchBytes / sizeof(float) / (2 * kMostSwept) - 2048;
-  const bool suits =
-      n <= kMostSwept && m.columns <= kMostColumns && other.to.row % kLineFloats == 0 && other.v.is_ready(n);
-  return uses_kernels() && !sums_along_rows && parts() > 1 && is_float32 && other.is_streamed() && suits;
 }
 
 void Multiply::run() const {
@@ -223,7 +173,7 @@ void Multiply::run_dot(const Matrix& matrix, const Floats& v, float* out, size_t
   const size_t work = matrix.is_far ? kFarWork : kPieceWork;
   const size_t count = per_row >= work ? 8 : std::min(rows, round_up(work / per_row, 40));
   if (samples == n && count >= rows) return piece(0, rows, 0, n);
-  const size_t row_pieces = (rows + count - 1) / count, sample_pieces = (n + samples - 1) / samples;
+  const size_t row_pieces = divide_up(rows, count), sample_pieces = divide_up(n, samples);
   parallel(row_pieces * sample_pieces, threads_for(threads), kMultiplication * n * per_sample, [&](size_t i) {
     const size_t first = i % row_pieces * count, sample = i / row_pieces * samples;
     piece(first, std::min(count, rows - first), sample, std::min(samples, n - sample));
@@ -251,9 +201,7 @@ void Multiply::run_combine(const Matrix& matrix, const Floats& u, float* out, si
       const size_t first = rows * i / all;
       const Part part = {first, rows * (i + 1) / all - first};
       float* sums = partial_ + i * n * columns;
-      if (!outer) return choice.kernels->combine(matrix, part, u, n, sums, columns, false);
-      choice.kernels->sweep(matrix, part, u, outer->column_factors(), n, sums, columns, outer->gradient(),
-                            reinterpret_cast<float*>(scratch()));
+      choice.kernels->combine(matrix, part, u, n, sums, columns, false);
     });
     // Partial sums are added in their order, column by column.
     const activation::Kernels& row_kernels = activation::targets.best();
@@ -284,13 +232,13 @@ bool Outer::is_streamed() const {
          rows * to.columns * sizeof(float) > choice.near_bytes;
 }
 
-void Outer::place(Room* room) {
+void Outer::place(Workspace* workspace) {
   if (uses_kernels()) {
-    if (!u.is_ready(n)) u_ = room->floats(n, u.columns);
-    if (!v.is_ready(n)) v_ = room->floats(n, v.columns);
+    if (!u.is_ready(n)) u_ = workspace->take<float>(n, u.columns);
+    if (!v.is_ready(n)) v_ = workspace->take<float>(n, v.columns);
   } else {
-    if (!to.is_ready(rows)) to_ = room->floats(rows, to.columns);
-    work_ = room->bytes(gemm::work_bytes(engine_product()));
+    if (!to.is_ready(rows)) to_ = workspace->take<float>(rows, to.columns);
+    work_ = workspace->take(gemm::work_bytes(engine_product()));
   }
 }
 
@@ -317,38 +265,24 @@ void Outer::run() const {
   }
   if (u_) load_rows(u, n, threads, u_);
   if (v_) load_rows(v, n, threads, v_);
-  const Gradient g = gradient();
+  const Floats u_rows = {u_ ? u_ : static_cast<const float*>(u.values.data), u_ ? u.columns : u.row};
+  const Floats v_rows = {v_ ? v_ : static_cast<const float*>(v.values.data), v_ ? v.columns : v.row};
+  const Gradient g = {static_cast<std::byte*>(const_cast<void*>(to.values.data)), to.row, is_run(to) ? 1 : to.column,
+                      to.values.type, accumulate, is_streamed()};
   const size_t columns = to.columns;
   if (has_few_rows() && to.is_ready(rows)) {  // pieces are bands of columns
     const size_t band = round_up(std::max(kPieceWork / (rows * n), kLongRow), kBandUnit);
     return by_pieces(columns, band, threads, [&](size_t first, size_t count) {
-      const Floats v_band = {column_factors().data + first, column_factors().row};
+      const Floats v_band = {v_rows.data + first, v_rows.row};
       Gradient g_band = g;
       g_band.data += first * sizeof(float);
-      choice.kernels->outer(row_factors(), v_band, n, count, {0, rows}, g_band);
+      choice.kernels->outer(u_rows, v_band, n, count, {0, rows}, g_band);
     }, kMultiplication * rows * n * band);
   }
   const size_t piece = round_up(rows_of(kPieceWork, columns * std::min<size_t>(n, 8)), 4);
   by_pieces(rows, piece, threads, [&](size_t first, size_t count) {
-    choice.kernels->outer(row_factors(), column_factors(), n, columns, {first, count}, g);
+    choice.kernels->outer(u_rows, v_rows, n, columns, {first, count}, g);
   }, kMultiplication * columns * n * piece);
-}
-
-Floats Outer::row_factors() const {
-  return {u_ ? u_ : static_cast<const float*>(u.values.data), u_ ? u.columns : u.row};
-}
-
-Floats Outer::column_factors() const {
-  return {v_ ? v_ : static_cast<const float*>(v.values.data), v_ ? v.columns : v.row};
-}
-
-Gradient Outer::gradient() const {
-  return {static_cast<std::byte*>(const_cast<void*>(to.values.data)),
-          to.row,
-          is_run(to) ? 1 : to.column,
-          to.values.type,
-          accumulate,
-          is_streamed()};
 }
 
 }  // namespace obn::fully_connected

@@ -61,14 +61,8 @@ void outer(const Floats& u, const Floats& v, size_t n, size_t columns, const Par
   }
 }
 
-void sweep(const Matrix& m, const Part& part, const Floats& u, const Floats& v, size_t n, float* out, size_t out_row,
-           const Gradient& g, float*) {
-  combine(m, part, u, n, out, out_row, false);
-  outer(u, v, n, m.columns, part, g);
-}
-
 }  // namespace
 
-const Kernels reference = {dot, combine, outer, sweep, 0};
+const Kernels reference = {dot, combine, outer, 0};
 
 }  // namespace obn::fully_connected

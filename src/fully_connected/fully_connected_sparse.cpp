@@ -13,6 +13,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/status.h"
@@ -36,10 +37,6 @@ struct Header {
   uint32_t count;
   uint32_t type;
 };
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 bool is_integer_type(BNNSDataType type) {
   return static_cast<uint32_t>(type) & (BNNSDataTypeIntBit | BNNSDataTypeUIntBit);
@@ -144,7 +141,7 @@ int check_packing(const BNNSNDArrayDescriptor* dense, const BNNSNDArrayDescripto
   return 0;
 }
 
-// Room for the entries: NULL with a sentence when there is none.
+// Memory for the entries: NULL with a sentence when there is none.
 Entry* get_entries(const Packing& p) {
   size_t bytes;
   if (__builtin_mul_overflow(p.count, sizeof(Entry), &bytes)) {
@@ -284,18 +281,18 @@ int Sparse::read(const BNNSNDArrayDescriptor& descriptor, const Options& options
 
 // ---- the products ----
 
-void SparseMultiply::place(Room* room) {
-  if (sparse->values.values.type != BNNSDataTypeFloat32) values_ = room->floats(1, sparse->values.columns);
-  if (bias && !bias->is_ready(1)) bias_ = room->floats(1, bias->columns);
-  const size_t groups = (n + kSamples - 1) / kSamples;
+void SparseMultiply::place(Workspace* workspace) {
+  if (sparse->values.values.type != BNNSDataTypeFloat32) values_ = workspace->take<float>(1, sparse->values.columns);
+  if (bias && !bias->is_ready(1)) bias_ = workspace->take<float>(1, bias->columns);
+  const size_t groups = divide_up(n, kSamples);
   group_floats_ = kSamples * (from.columns + to.columns) + std::max(from.columns, to.columns);
-  groups_ = room->floats(groups, group_floats_);
+  groups_ = workspace->take<float>(groups, group_floats_);
 }
 
 void SparseMultiply::run() const {
   if (values_) load_row(sparse->values, 0, 0, sparse->values.columns, values_);
   if (bias_) load_row(*bias, 0, 0, bias->columns, bias_);
-  parallel((n + kSamples - 1) / kSamples, threads_for(threads), kByte * n * sparse->values.columns, [&](size_t group) { run_group(group); });
+  parallel(divide_up(n, kSamples), threads_for(threads), kByte * n * sparse->values.columns, [&](size_t group) { run_group(group); });
 }
 
 // Samples side by side: from (k, 8) and to (k, 8). Missing ones are zeros.

@@ -64,32 +64,28 @@ TEST(fully_connected_large_layers_agree_with_float64) {
   }
 }
 
-// Weights that are taken to come from memory: fetched ahead, their gradient past the caches; and together with dx, if
-// samples are few and its rows lie whole cache lines apart.
+// Weights that are taken to come from memory, fetched ahead and their gradient past the caches: the bits of near ones.
 TEST(fully_connected_far_weights_agree_with_float64) {
-  constexpr size_t kInputs = 1030, kToLine = 10;
   for (Isa isa : kIsas) {
     if (!has_isa(isa)) continue;
-    for (size_t n : {1, 2, 3, 8}) {
+    for (size_t n : {1, 3, 8}) {
       for (BNNSDataLayout layout : {BNNSDataLayoutRowMajorMatrix, BNNSDataLayoutColumnMajorMatrix}) {
         Setup s;
         s.n = n;
-        s.i = kInputs;
+        s.i = 1030;
         s.o = 770;
         s.layout = layout;
         s.shift = n;
-        s.gap = n == 8 ? n : kToLine;
+        s.gap = n;
         s.client = true;
         Random first{n}, second{n};
-        Layer all(s, first), parts(s, second);
-        all.use(&targets.at(isa), SIZE_MAX, 0);
-        parts.use(&targets.at(isa), SIZE_MAX, n == 3 ? SIZE_MAX : 0);
-        all.check(name_of(isa));
-        CHECK(parts.apply() == 0 && parts.apply_backward(true, false, false) == 0 &&
-                  parts.apply_backward(false, true, false) == 0,
-              "%s", obn_last_error());
-        CHECK(all.y.bytes == parts.y.bytes && all.dx.bytes == parts.dx.bytes && all.dw.bytes == parts.dw.bytes,
-              "one by one on %s, N %zu", name_of(isa), n);
+        Layer far(s, first), near(s, second);
+        far.use(&targets.at(isa), SIZE_MAX, 0);
+        near.use(&targets.at(isa), SIZE_MAX, SIZE_MAX);
+        far.check(name_of(isa));
+        CHECK(near.apply() == 0 && near.apply_backward() == 0, "%s", obn_last_error());
+        CHECK(far.y.bytes == near.y.bytes && far.dx.bytes == near.dx.bytes && far.dw.bytes == near.dw.bytes,
+              "near on %s, N %zu", name_of(isa), n);
       }
     }
   }

@@ -3,8 +3,8 @@
 // What a pair with a normalization keeps between a training call and its gradients: z, and for every group of values
 // the three numbers that make x̂ of z (State in normalization.h). Where z is not float32 the normalization keeps a
 // float32 copy of it instead. Otherwise z lies in the place of y where it can, or in the workspace of the calling
-// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_narrow.h. With a pooling
-// behind, planes may be small enough for fused_lanes.h. Letters as in fused.h.
+// thread, as u does. A convolution of few taps before a batch norm needs no z at all: fused_few_channels.h. With a pooling
+// behind, planes may be small enough for fused_nchwc.h. Letters as in fused.h.
 #include "fused/fused.h"
 
 #include <algorithm>
@@ -13,12 +13,13 @@
 #include <cstdio>
 
 #include "activation/activation_walk.h"
+#include "base/describe.h"
 #include "base/kept_block.h"
 #include "base/status.h"
 #include "base/types.h"
-#include "fused/fused_lanes.h"
-#include "fused/fused_narrow.h"
-#include "fused/fused_room.h"
+#include "base/workspace.h"
+#include "fused/fused_few_channels.h"
+#include "fused/fused_nchwc.h"
 
 namespace obn::fused {
 
@@ -51,10 +52,12 @@ BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor) {
   return descriptor;
 }
 
-namespace {
+size_t check_saved(size_t bytes, size_t batch) {
+  if (bytes == SIZE_MAX) fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", batch);
+  return bytes;
+}
 
-constexpr size_t kPieceValues = size_t{1} << 14;  // of a piece of parallel work, about
-constexpr size_t kFarBytes = size_t{4} << 20;     // of z: what is smaller is near anyway when its moments are gathered
+namespace {
 
 bool is_norm(BNNSFilterType type) {
   return type == BNNSBatchNorm || type == BNNSInstanceNorm || type == BNNSLayerNorm || type == BNNSGroupNorm;
@@ -62,37 +65,18 @@ bool is_norm(BNNSFilterType type) {
 
 // ---- with a normalization ----
 
-// body(sample, run, u), as the normalization calls it.
+// body(channel, u), as the normalization calls it.
 template <class Body>
-normalization::RunSink sink_of(const Body& body) {
-  return {[](void* context, size_t n, size_t run, float* u) { (*static_cast<const Body*>(context))(n, run, u); },
+normalization::ChannelSink sink_of(const Body& body) {
+  return {[](void* context, size_t channel, float* u) { (*static_cast<const Body*>(context))(channel, u); },
           const_cast<void*>(static_cast<const void*>(&body))};
 }
-
-// The runs of a first layer that makes single ones.
-template <class First>
-struct MadeRuns {
-  const First& first;
-  const typename First::Forward& f;
-
-  normalization::RunSource source() {
-    return {[](void* context, size_t n, size_t run, float* x) {
-              const auto& of = *static_cast<const MadeRuns*>(context);
-              of.first.make_run(of.f, n, run, x);
-            },
-            [](void* context, size_t n, size_t run, const float* (&from)[2]) {
-              const auto& of = *static_cast<const MadeRuns*>(context);
-              of.first.find_run(of.f, n, run, from);
-            },
-            this, first.is_sum()};
-  }
-};
 
 template <class First>
 class Normalized final : public Fused {
  public:
   Normalized(const Options& options, BNNSFilterType type)
-      : Fused(kKind, options), first_(options, type), second_(options), narrow_(options), lanes_(options),
+      : Fused(kKind, options), first_(options, type), second_(options), few_channels_(options), nchwc_(options),
         z_block_(options) {}
 
   int prepare(const BNNSFilterType* types, const void* const* blocks) override {
@@ -100,8 +84,11 @@ class Normalized final : public Fused {
     const BNNSNDArrayDescriptor* joint = First::output_of(blocks[0]);
     if (!joint || check_joint(*joint, "first", block.i_desc, "second") != 0) return -1;
     block.i_desc = packed(block.i_desc);
-    if (first_.prepare(blocks[0]) != 0 || second_.prepare(types[1], block) != 0) return -1;
-    is_narrow_ = first_.convolution() && narrow_.prepare(first_.convolution(), &second_);
+    if (first_.prepare(blocks[0]) != 0 || second_.prepare(types[1], block) != 0 ||
+        second_.for_moving([&](const Place& moving) { return first_.check_own_apart(moving); }) != 0)
+      return -1;
+    has_few_channels_ = first_.convolution() && few_channels_.prepare(first_.convolution(), &second_);
+    choose();
     return 0;
   }
   bool takes_many() const override { return First::kTakesMany; }
@@ -114,77 +101,129 @@ class Normalized final : public Fused {
     return first_.fully_connected() ? first_.fully_connected()->set_precision(precision)
                                     : Fused::set_precision(precision);
   }
+  void forget() override { second_.forget(); }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
+  void describe(Description* description) const override {
+    Description second;
+    second_.describe(&second);
+    first_.describe(description);
+    description->kinds[1] = second.kinds[0];
+    description->output = second.output;
+    if (!has_few_channels_) return;
+    description->forward = description->input_gradient = "few channels";
+    description->weight_gradient = nullptr;
+  }
 
   const View* output() const override { return &second_.output(); }
   int check_output_place(const ForwardArguments& a, const Place& y) const override {
     typename First::Forward f;
-    if (first_.check(a, &f) != 0 || first_.check_apart(a, f, y) != 0) return -1;
+    if (first_.check(a, &f) != 0 || check_moving(a, f) != 0 || first_.check_apart(a, f, y) != 0) return -1;
     return second_.check_own_apart(y);
   }
   void join(const pooling::Plan& pooling, const View& y) override {
     pooled_ = &y;
-    if (is_narrow_) {
-      narrow_joins_ = narrow_.join(pooling, y);
-    } else if (first_.convolution()) {
-      lanes_join_ = lanes_.join(first_.convolution(), &second_, pooling, y);
-    }
+    nchwc_joins_ = first_.convolution() && !has_few_channels_ && nchwc_.join(first_.convolution(), &second_, pooling, y);
+    choose();
   }
-  bool takes_pooling(size_t batch, bool training) const override {
-    return narrow_joins_ || (lanes_join_ && training && lanes_.takes(batch));
-  }
-  size_t pooled_work_bytes(size_t batch) const override {
-    return narrow_joins_ ? narrow_.work_bytes(batch) : lanes_.work_bytes(batch);
-  }
-  size_t pooled_kept_bytes(size_t batch) const override {
-    return narrow_joins_ ? narrow_.kept_bytes(batch) : lanes_.kept_bytes(batch);
-  }
+  bool takes_pooling(size_t batch) const override { return nchwc_joins_ && nchwc_.takes(batch); }
+  size_t pooled_work_bytes(size_t batch) const override { return nchwc_.work_bytes(batch); }
+  size_t pooled_saved_bytes(size_t batch) const override { return nchwc_.saved_bytes(batch); }
 
  private:
   using Tensor = normalization::Tensor;
 
+  // A call, checked.
+  struct ForwardCall {
+    const ForwardArguments& a;
+    size_t y_step = 0;
+    typename First::Forward first = {};
+  };
+  struct BackwardCall {
+    const BackwardArguments& a;
+    bool first_is_wanted;
+    normalization::Gradients second = {};
+    typename First::Backward first = {};
+  };
+
+  // A way to run the pair. Creation chooses the first of a list that fits; whether it takes a call is asked where more
+  // than shapes and types decides: the batch, the strides of gradients, which of them are wanted.
+  template <class Call>
+  struct Way {
+    const char* name;
+    bool (*fits)(const Normalized& pair);
+    bool (*takes)(const Normalized& pair, const Call& call);
+    int (Normalized::*run)(Call* call);
+  };
+  using ForwardWay = Way<ForwardCall>;
+  using BackwardWay = Way<BackwardCall>;
+  static const ForwardWay kForward[];  // best first; the last one fits and takes all
+  static const BackwardWay kBackward[];
+
+  static bool any(const Normalized&) { return true; }
+  template <class Call>
+  static bool always(const Normalized&, const Call&) {
+    return true;
+  }
+  void choose() {
+    for (forward_ = kForward; !forward_->fits(*this);) ++forward_;
+    for (backward_ = kBackward; !backward_->fits(*this);) ++backward_;
+  }
+  template <class Call>
+  int run(const Way<Call>* way, Call* call) {
+    while (!way->fits(*this) || !way->takes(*this, *call)) ++way;
+    return (this->*way->run)(call);
+  }
+
+  int run_few_channels(ForwardCall* call);
+  int run_few_channels(BackwardCall* call) { return few_channels_.apply_backward(call->first.g, call->second); }
+  int run_nchwc(ForwardCall* call);
+  int run_nchwc(BackwardCall* call) { return nchwc_.apply_backward(call->first.g, call->second); }
+  int run_by_channels(BackwardCall* call);
+  int run_in_turn(ForwardCall* call);
+  int run_in_turn(BackwardCall* call);
+
   int check_output(const ForwardArguments& a, size_t* y_step) const;
+  int check_moving(const ForwardArguments& a, const typename First::Forward& f) const;
   int check_output_gradient(const BackwardArguments& a, normalization::Gradients* g) const;
 
-  int check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
-                   const normalization::Gradients& g) const;
+  int check_places(const BackwardCall& call) const;
   Tensor tensor(const void* data) const { return Tensor(first_.output(), data, first_.output().count); }
   bool keeps_z() const { return first_.output().type == BNNSDataTypeFloat32; }
   bool takes_place_of(const void* y, size_t y_step, size_t batch) const;
   size_t z_bytes(size_t batch) const;
   int reserve(size_t batch, const void* y);
-  void run_parts(const typename First::Forward& f, size_t batch, float* z, normalization::RunMoments* moments) const;
-  void run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u, std::byte* work) const;
 
   First first_;
   normalization::Normalization second_;
-  NarrowNorm narrow_;
-  LanesNorm lanes_;
-  bool is_narrow_ = false;        // then narrow_ runs both layers,
-  bool narrow_joins_ = false;     // and a pooling too
-  bool lanes_join_ = false;       // lanes_ can run all three
-  const View* pooled_ = nullptr;  // the output of the pooling
+  FewChannelsNorm few_channels_;
+  NchwcNorm nchwc_;
+  const ForwardWay* forward_ = nullptr;
+  const BackwardWay* backward_ = nullptr;
+  bool has_few_channels_ = false;  // few_channels_ can run both layers
+  bool nchwc_joins_ = false;       // nchwc_ can run all three
+  const View* pooled_ = nullptr;   // the output of the pooling
   KeptBlock z_block_;
   std::byte* z_ = nullptr;  // of the last training call; lies in the block, aligned as y was
 };
 
-// Room for what a training call keeps, or -1 with a sentence.
+// Memory for what a training call saves, or -1 with a sentence.
 template <class First>
 int Normalized<First>::reserve(size_t batch, const void* y) {
   normalization::State& state = second_.state;
-  if (keeps_z()) {
-    if (z_block_.reserve(z_bytes(batch) + kAlignment, &state.batch) != 0) return -1;
-    const bool is_float32 = second_.output().type == BNNSDataTypeFloat32;
-    z_ = z_block_.data() + (is_float32 ? reinterpret_cast<uintptr_t>(y) % kAlignment : 0);
-  }
-  return state.reserve(second_.plan, batch, !keeps_z());
+  if (keeps_z() && z_block_.reserve(z_bytes(batch) + kAlignment, &state.batch) != 0) return -1;
+  if (state.reserve(second_.plan, batch, !keeps_z()) != 0) return -1;
+  if (!keeps_z()) return 0;
+  const bool is_float32 = second_.output().type == BNNSDataTypeFloat32;
+  z_ = z_block_.data() + (is_float32 ? reinterpret_cast<uintptr_t>(y) % kAlignment : 0);
+  return 0;
 }
 
 template <class First>
 size_t Normalized<First>::kept_bytes(size_t batch) const {
-  if (is_narrow_) return narrow_.kept_bytes(batch);
-  const size_t state = check_kept(normalization::State::bytes_for(second_.plan, batch, !keeps_z()), batch);
+  if (check_batch_size(first_.output(), batch) != 0 || second_.kept_bytes(batch) == SIZE_MAX) return SIZE_MAX;
+  if (has_few_channels_) return few_channels_.saved_bytes(batch);
+  const size_t state = check_saved(normalization::State::bytes_for(second_.plan, batch, !keeps_z()), batch);
   const size_t z = keeps_z() ? z_bytes(batch) : 0;
   if (state == SIZE_MAX || z == SIZE_MAX) return SIZE_MAX;
   return state + z + (keeps_z() ? kAlignment : 0);
@@ -195,7 +234,7 @@ template <class First>
 size_t Normalized<First>::z_bytes(size_t batch) const {
   size_t bytes;
   const bool fits = !__builtin_mul_overflow(batch, first_.output().count * sizeof(float), &bytes);
-  return check_kept(fits && bytes <= SIZE_MAX / 4 ? bytes : SIZE_MAX, batch);
+  return check_saved(fits && bytes <= SIZE_MAX / 4 ? bytes : SIZE_MAX, batch);
 }
 
 // True where y has the shape of z without gaps: then an inference needs no other memory for z.
@@ -213,79 +252,71 @@ int Normalized<First>::check_output(const ForwardArguments& a, size_t* y_step) c
   return second_.check_own_apart({"output", pooled_, a.y, *y_step, a.batch});
 }
 
+// The running statistics, which training writes.
+template <class First>
+int Normalized<First>::check_moving(const ForwardArguments& a, const typename First::Forward& f) const {
+  if (!a.training) return 0;
+  return second_.for_moving([&](const Place& moving) { return first_.check_apart(a, f, moving); });
+}
+
 template <class First>
 int Normalized<First>::apply_fused(const ForwardArguments& a) {
   if (a.batch == 0) return 0;
-  typename First::Forward f;
-  size_t y_step;
-  if (first_.check(a, &f) != 0 || check_output(a, &y_step) != 0 ||
-      first_.check_apart(a, f, {"output", a.is_pooled ? pooled_ : &second_.output(), a.y, y_step, a.batch}) != 0)
+  ForwardCall call = {a};
+  if (first_.check(a, &call.first) != 0 || check_moving(a, call.first) != 0 || check_output(a, &call.y_step) != 0 ||
+      first_.check_apart(a, call.first,
+                         {"output", a.is_pooled ? pooled_ : &second_.output(), a.y, call.y_step, a.batch}) != 0)
     return -1;
-  if constexpr (First::kIsConvolution) {
-    if (is_narrow_) return narrow_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step, a.training);
-    if (a.is_pooled) return lanes_.apply(a.batch, f.x, static_cast<float*>(a.y), y_step);
-  }
-  const Tensor to(second_.output(), a.y, y_step);
-  const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, y_step, a.batch);
-  const size_t kept = keeps ? z_bytes(a.batch) : 0;
-  if (kept == SIZE_MAX) return -1;
-  const normalization::Plan& plan = second_.plan;
-  const bool is_far = keeps && kept >= kFarBytes;
-  const bool in_runs = is_far && takes_source(plan, a.batch, to) && first_.makes_runs(f);
-  const bool in_parts = is_far && !in_runs && takes_moments(plan) && first_.runs_in_parts(f);
-  normalization::RunMoments* moments = nullptr;
-  const auto lay_out = [&](Room* room, std::byte** z) {
-    if (!keeps && !in_place) *z = room->values(first_.output(), a.batch);
-    if (in_parts) moments = room->template take_many<normalization::RunMoments>(a.batch, plan.runs);
-    const size_t bytes = forward_bytes(plan, a.batch, tensor(&f), to, a.training);
-    return room->take(std::max({first_.bytes(f, a.batch), bytes, size_t{1}}));
-  };
-  Room counted;
-  std::byte* z = static_cast<std::byte*>(a.y);
-  lay_out(&counted, &z);
-  Room room(workspace_for(counted));
-  std::byte* work = lay_out(&room, &z);
-  if (!work || (a.training && reserve(a.batch, a.y) != 0)) return -1;
-  if (keeps) z = z_;
-  if (in_runs) {
-    MadeRuns<First> runs = {first_, f};
-    forward_from(plan, &second_.state, a.batch, runs.source(), tensor(z), to, work);
-    return 0;
-  }
-  if (in_parts) {
-    run_parts(f, a.batch, reinterpret_cast<float*>(z), moments);
-  } else {
-    first_.run(f, 0, a.batch, z, work);
-  }
-  forward(plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work, moments);
-  return 0;
+  return run(forward_, &call);
 }
 
-// z part by part, and the moments of its runs.
 template <class First>
-void Normalized<First>::run_parts(const typename First::Forward& f, size_t batch, float* z,
-                                  normalization::RunMoments* moments) const {
+int Normalized<First>::run_few_channels(ForwardCall* call) {
+  const ForwardArguments& a = call->a;
+  return few_channels_.apply(a.batch, call->first.x, static_cast<float*>(a.y), call->y_step, a.training);
+}
+
+template <class First>
+int Normalized<First>::run_nchwc(ForwardCall* call) {
+  return nchwc_.apply(call->a.batch, call->first.x, static_cast<float*>(call->a.y), call->y_step);
+}
+
+template <class First>
+int Normalized<First>::run_in_turn(ForwardCall* call) {
+  const ForwardArguments& a = call->a;
+  const typename First::Forward& f = call->first;
+  const Tensor to(second_.output(), a.y, call->y_step);
+  const bool keeps = a.training && keeps_z(), in_place = !a.training && takes_place_of(a.y, call->y_step, a.batch);
+  if (keeps && z_bytes(a.batch) == SIZE_MAX) return -1;
   const normalization::Plan& plan = second_.plan;
-  const size_t channels = first_.part_channels(), parts = plan.runs / channels, values = channels * plan.length;
-  by_pieces(batch * parts, std::max<size_t>(1, kPieceValues / values), options().threads,
-            [&](size_t first, size_t count) {
-    for (size_t k = first; k < first + count; ++k) {
-      const size_t sample = k / parts, channel = k % parts * channels, run = sample * plan.runs + channel;
-      float* part = z + run * plan.length;
-      first_.run_part(f, sample, channel, part);
-      plan.kernels->run_moments({part, plan.length}, channels, plan.length, moments + run);
-    }
-  });
+  const auto lay_out = [&](Workspace* space, std::byte** z) {
+    if (!keeps && !in_place) *z = space->take_samples(first_.output(), a.batch);
+    const size_t bytes = forward_bytes(plan, a.batch, tensor(&f), to, a.training);
+    return space->take(std::max(first_.bytes(f, a.batch), bytes));
+  };
+  Workspace counted;
+  std::byte* z = static_cast<std::byte*>(a.y);
+  lay_out(&counted, &z);
+  std::byte* block;
+  if (find_workspace(counted.used(), &block) != 0) return -1;
+  Workspace space(block);
+  std::byte* work = lay_out(&space, &z);
+  if (a.training && reserve(a.batch, a.y) != 0) return -1;
+  if (keeps) z = z_;
+  first_.run(f, 0, a.batch, z, work);
+  forward(plan, a.training ? &second_.state : nullptr, a.batch, tensor(z), to, work);
+  return 0;
 }
 
 // What one layer writes lies apart from what the other one reads and writes. The gradient of an input of the output's
 // shape may take the very place of the output gradient or the output, which have been read before it is written.
 template <class First>
-int Normalized<First>::check_places(const typename First::Backward& b, bool first_is_wanted, const BackwardArguments& a,
-                                    const normalization::Gradients& g) const {
+int Normalized<First>::check_places(const BackwardCall& call) const {
+  const BackwardArguments& a = call.a;
+  const normalization::Gradients& g = call.second;
   Place written[kPlaces], read[kPlaces];
-  const size_t written_count = first_is_wanted ? first_.written(b, written) : 0;
-  const size_t read_count = first_is_wanted ? first_.read(b, read) : 0;
+  const size_t written_count = call.first_is_wanted ? first_.written(call.first, written) : 0;
+  const size_t read_count = call.first_is_wanted ? first_.read(call.first, read) : 0;
   const Place arrays[] = {{"grad_output", &g.dy_view, g.dy_view.data, g.dy_stride, a.batch},
                           {"output", &second_.output(), g.y.walk.data, g.y_stride, a.batch}};
   const Place sums[] = {{"beta_gradient", &g.beta_view, g.dbeta.is_wanted ? g.beta_view.data : nullptr, 0, 1},
@@ -318,7 +349,7 @@ int Normalized<First>::check_output_gradient(const BackwardArguments& a, normali
   if (!a.is_pooled)
     return second_.check({a.batch, nullptr, 0, a.y, a.y_stride, a.dy, a.dy_stride, dbeta, dgamma}, g);
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (second_.check_parameters(a.batch, dbeta, dgamma, g) != 0 ||
+  if (second_.plan.activation.check_backward() != 0 || second_.check_parameters(a.batch, dbeta, dgamma, g) != 0 ||
       read_gradient(*a.dy, *pooled_, Access::read, a.batch, a.dy_stride, "grad_output", &g->dy_view,
                     &g->dy_stride) != 0)
     return -1;
@@ -329,97 +360,114 @@ int Normalized<First>::check_output_gradient(const BackwardArguments& a, normali
 
 template <class First>
 int Normalized<First>::apply_fused_backward(const BackwardArguments& a) {
-  if (a.batch == 0) return 0;
   if (first_.has_activation())
     return fail("activation: expected the identity in the first layer, whose gradients are asked for; got another");
-  normalization::Gradients g;
-  if (check_output_gradient(a, &g) != 0) return -1;
-  const bool first_is_wanted = First::is_wanted(a);
-  typename First::Backward b;
-  if (first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &b) != 0) return -1;
-  if (check_places(b, first_is_wanted, a, g) != 0) return -1;
-  if (!first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
-  if constexpr (First::kIsConvolution) {
-    if (is_narrow_) return narrow_.apply_backward(b.g, g);
-    if (a.is_pooled) return lanes_.apply_backward(b.g, g);
-  }
-  const normalization::Plan& plan = second_.plan;
-  Tensor copies[2];
-  const bool is_copied = first_is_wanted && keeps_z() && first_.find_copies(b, copies) &&
-                         takes_twin(plan, a.batch, g.dy, g.y, copies[0], copies[1]);
-  const bool by_runs = !is_copied && first_is_wanted && keeps_z() && takes_sink(plan, g.dy, g.y) &&
-                       first_.takes_runs(b);
-  bool by_channels = false;
-  if constexpr (First::kIsConvolution)
-    by_channels = first_is_wanted && keeps_z() && takes_group_sink(plan, a.batch, g.dy, g.y) &&
-                  first_.takes_channels(&b);
-  const size_t parts = first_is_wanted && keeps_z() && !by_channels ? first_.parts(b) : 0;
-  const bool has_u = first_is_wanted && !by_runs && !is_copied && !by_channels;
-  std::byte* sums = nullptr;  // of the channels
-  const auto lay_out = [&](Room* room, std::byte** work) {
-    std::byte* u = has_u ? room->values(first_.output(), a.batch) : nullptr;
-    const size_t bytes = backward_bytes(plan, a.batch, g.dy, g.y, has_u ? tensor(&b) : Tensor(), g.dbeta, g.dgamma);
-    const size_t own = !has_u ? 0 : parts > 0 ? first_.parts_bytes(b) : first_.bytes(&b);
-    *work = room->take(std::max({bytes, own, size_t{1}}));
-    if constexpr (First::kIsConvolution) sums = room->take(by_channels ? first_.channels_bytes(b) : 0);
-    return u;
-  };
-  Room counted;
-  std::byte* work;
-  lay_out(&counted, &work);
-  Room room(workspace_for(counted));
-  std::byte* u = lay_out(&room, &work);
-  if (!work) return -1;
-  if (is_copied) {
-    backward_twice(plan, second_.state, g.dy, g.y, copies[0], copies[1], g.dbeta, g.dgamma, work);
+  BackwardCall call = {a, First::is_wanted(a)};
+  const normalization::Gradients& g = call.second;
+  if (check_output_gradient(a, &call.second) != 0) return -1;
+  if (call.first_is_wanted && first_.check(a, keeps_z() ? z_ : nullptr, &call.first) != 0) return -1;
+  if (check_places(call) != 0) return -1;
+  if (!call.first_is_wanted && !g.dbeta.is_wanted && !g.dgamma.is_wanted) return 0;
+  if (a.batch == 0) {
+    if (call.first_is_wanted) First::clear_sums(call.first);
+    g.clear_sums();
     return 0;
   }
-  if constexpr (First::kIsConvolution) {
-    if (by_channels) {
-      const auto take = [&](size_t, size_t run, float* gradient) { first_.take_channel(b, run, gradient, sums); };
-      normalization::RunSink sink = sink_of(take);
-      sink.takes_groups = true;
-      backward(plan, second_.state, g.dy, g.y, Tensor(), false, g.dbeta, g.dgamma, work, &sink);
-      first_.finish_channels(b, sums);
-      return 0;
-    }
-  }
-  const auto take = [&](size_t sample, size_t run, float* gradient) { first_.take_run(b, sample, run, gradient); };
-  const normalization::RunSink sink = sink_of(take);
-  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work,
-           by_runs ? &sink : nullptr, First::kIsConvolution && plan.spans_batch());  // cut by channels, then by samples
-  if (parts > 0) {
-    run_parts(b, a.batch, parts, reinterpret_cast<float*>(u), work);
-  } else if (has_u) {
-    first_.run(&b, u, work);
-  }
+  return run(backward_, &call);
+}
+
+// The convolution takes u channel by channel, on the thread that made it.
+template <class First>
+int Normalized<First>::run_by_channels(BackwardCall* call) {
+  const normalization::Gradients& g = call->second;
+  first_.plan_channels(&call->first);
+  std::byte *work, *sums;
+  const auto lay_out = [&](Workspace* space) {
+    work = space->take(backward_bytes(second_.plan, call->a.batch, g.dy, g.y, Tensor(), g.dbeta, g.dgamma));
+    sums = space->take(first_.channels_bytes(call->first));
+  };
+  Workspace counted;
+  lay_out(&counted);
+  std::byte* block;
+  if (find_workspace(counted.used(), &block) != 0) return -1;
+  Workspace space(block);
+  lay_out(&space);
+  const auto take = [&](size_t channel, float* u) { first_.take_channel(call->first, channel, u, sums); };
+  const normalization::ChannelSink sink = sink_of(take);
+  backward(second_.plan, second_.state, g.dy, g.y, Tensor(), false, g.dbeta, g.dgamma, work, &sink);
+  first_.finish_channels(call->first, sums);
   return 0;
 }
 
-// All gradients of a part of the samples while its u is near.
 template <class First>
-void Normalized<First>::run_parts(const typename First::Backward& b, size_t batch, size_t parts, float* u,
-                                  std::byte* work) const {
-  by_pieces(parts, 1, first_.part_threads(b), [&](size_t part, size_t) {
-    first_.run_part(b, part, u + batch * part / parts * first_.output().count, work);
-  });
-  first_.finish_parts(b, work);
+int Normalized<First>::run_in_turn(BackwardCall* call) {
+  const normalization::Plan& plan = second_.plan;
+  const normalization::Gradients& g = call->second;
+  const size_t batch = call->a.batch;
+  const bool has_u = call->first_is_wanted;
+  std::byte *u = nullptr, *work;
+  const auto lay_out = [&](Workspace* space) {
+    if (has_u) u = space->take_samples(first_.output(), batch);
+    const size_t bytes = backward_bytes(plan, batch, g.dy, g.y, has_u ? tensor(call) : Tensor(), g.dbeta, g.dgamma);
+    work = space->take(std::max(bytes, has_u ? first_.bytes(&call->first) : 0));
+  };
+  Workspace counted;
+  lay_out(&counted);
+  std::byte* block;
+  if (find_workspace(counted.used(), &block) != 0) return -1;
+  Workspace space(block);
+  lay_out(&space);
+  backward(plan, second_.state, g.dy, g.y, has_u ? tensor(u) : Tensor(), false, g.dbeta, g.dgamma, work, nullptr,
+           First::kIsConvolution && plan.spans_batch());  // cut by channels, then by samples
+  if (has_u) first_.run(&call->first, u, work);
+  return 0;
 }
+
+template <class First>
+const typename Normalized<First>::ForwardWay Normalized<First>::kForward[] = {
+    {"one after the other", any, always<ForwardCall>, &Normalized::run_in_turn}};
+template <class First>
+const typename Normalized<First>::BackwardWay Normalized<First>::kBackward[] = {
+    {"one after the other", any, always<BackwardCall>, &Normalized::run_in_turn}};
+
+template <>
+const Normalized<ConvolutionFirst>::ForwardWay Normalized<ConvolutionFirst>::kForward[] = {
+    {"few channels", [](const Normalized& pair) { return pair.has_few_channels_; }, always<ForwardCall>,
+     &Normalized::run_few_channels},
+    {"nchwc", [](const Normalized& pair) { return pair.nchwc_joins_; },
+     [](const Normalized&, const ForwardCall& call) { return call.a.is_pooled; }, &Normalized::run_nchwc},
+    {"one after the other", any, always<ForwardCall>, &Normalized::run_in_turn}};
+template <>
+const Normalized<ConvolutionFirst>::BackwardWay Normalized<ConvolutionFirst>::kBackward[] = {
+    {"few channels", [](const Normalized& pair) { return pair.has_few_channels_; }, always<BackwardCall>,
+     &Normalized::run_few_channels},
+    {"nchwc", [](const Normalized& pair) { return pair.nchwc_joins_; },
+     [](const Normalized&, const BackwardCall& call) { return call.a.is_pooled; }, &Normalized::run_nchwc},
+    {"by channels",
+     [](const Normalized& pair) {
+       return pair.keeps_z() && pair.second_.plan.spans_batch() && pair.first_.is_depthwise();
+     },
+     [](const Normalized& pair, const BackwardCall& call) {
+       const normalization::Gradients& g = call.second;
+       return call.first_is_wanted && takes_sink(pair.second_.plan, call.a.batch, g.dy, g.y) &&
+              pair.first_.takes_channels(call.first);
+     },
+     &Normalized::run_by_channels},
+    {"one after the other", any, always<BackwardCall>, &Normalized::run_in_turn}};
 
 template <class First>
 size_t Normalized<First>::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
-  if (is_narrow_) return narrow_.work_bytes(batch);
+  if (has_few_channels_) return few_channels_.work_bytes(batch);
   const size_t first = first_.work_bytes(batch), second = second_.work_bytes(batch);
   if (first == SIZE_MAX || second == SIZE_MAX) return SIZE_MAX;
-  Room room;
-  room.values(first_.output(), batch);
-  if (takes_moments(second_.plan)) room.take_many<normalization::RunMoments>(batch, second_.plan.runs);
-  room.take(std::max({first, second, size_t{1}}));
-  Room by_channels;  // no array between the layers, but memory of both at a time
-  by_channels.take(std::max(second, size_t{1}));
+  Workspace space;
+  space.take_samples(first_.output(), batch);
+  space.take(std::max(first, second));
+  Workspace by_channels;  // no array between the layers, but memory of both at a time
+  by_channels.take(second);
   by_channels.take(first);
-  return std::max(room.used(), by_channels.used());
+  return std::max(space.used(), by_channels.used());
 }
 
 // ---- with a quantization ----
@@ -458,11 +506,18 @@ class Quantized final : public Fused {
     if (batch == 0) return 0;
     const size_t first = first_.work_bytes(batch);
     if (first == SIZE_MAX) return SIZE_MAX;
-    Room room;
-    room.values(first_.output(), first_.most_samples(batch));
-    room.take(factors_ ? 0 : factor_bytes());
-    room.take(first);
-    return room.used();
+    Workspace space;
+    space.take_samples(first_.output(), first_.most_samples(batch));
+    space.take(factors_ ? 0 : factor_bytes());
+    space.take(first);
+    return space.used();
+  }
+  void describe(Description* description) const override {
+    first_.describe(description);
+    description->kinds[1] = "quantization";
+    description->input_gradient = "none";
+    description->weight_gradient = nullptr;
+    description->output = &second_.output();
   }
 
  private:
@@ -481,19 +536,22 @@ int Quantized<First>::apply_fused(const ForwardArguments& a) {
   if (first_.check(a, &f) != 0) return -1;
   const size_t chunk = first_.most_samples(a.batch);
   std::byte *factors, *work;
-  const auto lay_out = [&](Room* room) {
-    std::byte* z = room->values(first_.output(), chunk);
-    factors = room->take(factors_ ? 0 : factor_bytes());
+  const auto lay_out = [&](Workspace* space) {
+    std::byte* z = space->take_samples(first_.output(), chunk);
+    factors = space->take(factors_ ? 0 : factor_bytes());
     const size_t rest = a.batch % chunk;
-    work = room->take(std::max(first_.bytes(f, chunk), rest ? first_.bytes(f, rest) : 0));
+    work = space->take(std::max(first_.bytes(f, chunk), rest ? first_.bytes(f, rest) : 0));
     return z;
   };
-  Room counted;
+  Workspace counted;
   lay_out(&counted);
-  Room room(workspace_for(counted));
-  std::byte* z = lay_out(&room);
+  std::byte* block;
+  if (find_workspace(counted.used(), &block) != 0) return -1;
+  Workspace space(block);
+  std::byte* z = lay_out(&space);
   quantization::Call call;
-  if (!z || second_.check_output(a.batch, a.y, a.y_stride, &call) != 0 ||
+  if (second_.check_output(a.batch, a.y, a.y_stride, &call) != 0 ||
+      (!factors_ && second_.check_factors_apart(call) != 0) ||
       first_.check_apart(a, f, {"output", &second_.output(), a.y, call.y_step, a.batch}) != 0)
     return -1;
   double* values = factors_ ? factors_ : reinterpret_cast<double*>(factors);
@@ -596,14 +654,19 @@ BNNSFilter BNNSFilterCreateFusedLayer(size_t number_of_fused_filters, const BNNS
 int BNNSFusedFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
                               size_t out_stride, bool training) {
   Fused* found = obn::fused::find(filter);
-  return found ? found->apply_fused({batch_size, 1, &in, &in_stride, out, out_stride, training}) : -1;
+  if (!found) return -1;
+  return obn::call_filter(found, obn::Pass::forward, batch_size, [&] {
+    return found->apply_fused({batch_size, 1, &in, &in_stride, out, out_stride, training});
+  });
 }
 
 int BNNSFusedFilterApplyMultiInputBatch(BNNSFilter filter, size_t batch_size, size_t number_of_inputs, const void** in,
                                         const size_t* in_stride, void* out, size_t out_stride, bool training) {
   Fused* found = obn::fused::find(filter);
   if (!found || obn::fused::check_takes_many(*found, in, "inputs") != 0) return -1;
-  return found->apply_fused({batch_size, number_of_inputs, in, in_stride, out, out_stride, training});
+  return obn::call_filter(found, obn::Pass::forward, batch_size, [&] {
+    return found->apply_fused({batch_size, number_of_inputs, in, in_stride, out, out_stride, training});
+  });
 }
 
 int BNNSFusedFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride,
@@ -612,9 +675,11 @@ int BNNSFusedFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, cons
                                       BNNSNDArrayDescriptor** delta_parameters) {
   Fused* found = obn::fused::find(filter);
   if (!found) return -1;
-  return found->apply_fused_backward({batch_size, 1, in ? &in : nullptr, &in_stride, in_delta ? &in_delta : nullptr,
-                                      &in_delta_stride, out, out_stride, out_delta, out_delta_stride,
-                                      delta_parameters});
+  return obn::call_filter(found, obn::Pass::backward, batch_size, [&] {
+    return found->apply_fused_backward({batch_size, 1, in ? &in : nullptr, &in_stride, in_delta ? &in_delta : nullptr,
+                                        &in_delta_stride, out, out_stride, out_delta, out_delta_stride,
+                                        delta_parameters});
+  });
 }
 
 int BNNSFusedFilterApplyBackwardMultiInputBatch(BNNSFilter filter, size_t batch_size, size_t number_of_inputs,
@@ -624,7 +689,9 @@ int BNNSFusedFilterApplyBackwardMultiInputBatch(BNNSFilter filter, size_t batch_
                                                 size_t out_delta_stride, BNNSNDArrayDescriptor** delta_parameters) {
   Fused* found = obn::fused::find(filter);
   if (!found || obn::fused::check_takes_many(*found, in_delta, "input_gradients") != 0) return -1;
-  return found->apply_fused_backward({batch_size, number_of_inputs, in, in_stride, in_delta, in_delta_stride, out,
-                                      out_stride, out_delta, out_delta_stride, delta_parameters});
+  return obn::call_filter(found, obn::Pass::backward, batch_size, [&] {
+    return found->apply_fused_backward({batch_size, number_of_inputs, in, in_stride, in_delta, in_delta_stride, out,
+                                        out_stride, out_delta, out_delta_stride, delta_parameters});
+  });
 }
 }

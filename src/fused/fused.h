@@ -7,9 +7,6 @@
 // a sentence before anything is written, then the size of the work, then the run, which cannot fail. z and u are
 // memory of the pair, samples one after the other without gaps, of the type that the descriptors between the two
 // layers give.
-//
-// Some first layers can be run in parts, each alone on one thread, which goes on with it while it is near: single
-// channels of a sample (arithmetic), or whole samples. Then z and u are float32.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +43,7 @@ struct BackwardArguments {
   size_t y_stride;
   const BNNSNDArrayDescriptor* dy;
   size_t dy_stride;
-  BNNSNDArrayDescriptor* const* parameters;  // in the order of fused.md 3; NULL: none wanted
+  BNNSNDArrayDescriptor* const* parameters;  // in the order of docs/interface/fused.md 3; NULL: none wanted
   bool is_pooled = false;                    // as the last training call was: dy is the pooling's, and y is not read
 };
 
@@ -70,6 +67,10 @@ class ConvolutionFirst {
   convolution::Convolution* convolution() { return &layer_; }
   fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
+  void describe(Description* description) const {
+    layer_.describe(description);
+    description->kinds[0] = layer_.kind();
+  }
   size_t most_samples(size_t batch) const;  // to be done at a time, so that z stays near
 
   struct Forward {
@@ -81,41 +82,24 @@ class ConvolutionFirst {
   size_t bytes(const Forward& f, size_t batch) const;
   // Samples first … first + batch - 1; z starts with the first of them.
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  bool runs_in_parts(const Forward& f) const { return layer_.runs_alone(f.run, f.x); }
-  size_t part_channels() const { return layer_.output().extent[2]; }
-  void run_part(const Forward& f, size_t sample, size_t, float* z) const {  // z: of this part
-    layer_.run_alone(f.run, f.x, sample, z);
-  }
-  static bool makes_runs(const Forward&) { return false; }
-  static void make_run(const Forward&, size_t, size_t, float*) {}
-  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
-  static bool is_sum() { return false; }
 
   struct Backward {
     convolution::Gradients g;
     convolution::Run run = {};
-    convolution::depthwise::Channels channels;  // once takes_channels was true
+    convolution::depthwise::Channels channels;  // by plan_channels
   };
   static bool is_wanted(const BackwardArguments& a);
+  static void clear_sums(const Backward& b) { b.g.clear_sums(); }  // those over no samples
   int check(const BackwardArguments& a, const void* z, Backward* b) const;
   int check_own_apart(const Place& written) const { return layer_.check_own_apart(written); }
   static size_t written(const Backward& b, Place* places);
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  // Parts of whole samples; 0: not in parts. u: of this part.
-  size_t parts(const Backward& b) const { return layer_.parts(b.run, b.g); }
-  static size_t part_threads(const Backward& b) { return b.run.threads; }  // at most
-  size_t parts_bytes(const Backward& b) const { return layer_.parts_bytes(b.run, b.g); }
-  void run_part(const Backward& b, size_t part, float* u, std::byte* work) const {
-    layer_.run_part(b.run, b.g, part, u, work);
-  }
-  void finish_parts(const Backward& b, std::byte* work) const { layer_.finish_parts(b.run, b.g, work); }
-  static bool takes_runs(const Backward&) { return false; }
-  static void take_run(const Backward&, size_t, size_t, float*) {}
-  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
   // A depthwise layer takes single channels of all samples. u: of this one.
-  bool takes_channels(Backward* b) const;
+  bool is_depthwise() const { return layer_.choice().input_gradient == &convolution::depthwise_input_gradient; }
+  bool takes_channels(const Backward& b) const { return layer_.takes_channels(b.run, b.g); }
+  void plan_channels(Backward* b) const { layer_.plan_channels(b->g.batch, &b->channels); }
   size_t channels_bytes(const Backward& b) const { return layer_.channels_bytes(b.run, b.g); }
   void take_channel(const Backward& b, size_t channel, float* u, std::byte* work) const;
   void finish_channels(const Backward& b, std::byte* work) const {
@@ -142,6 +126,10 @@ class FullyConnectedFirst {
   convolution::Convolution* convolution() { return nullptr; }
   fully_connected::FullyConnected* fully_connected() { return &layer_; }
   size_t work_bytes(size_t batch) const { return layer_.work_bytes(batch); }
+  void describe(Description* description) const {
+    layer_.describe(description);
+    description->kinds[0] = layer_.kind();
+  }
   size_t most_samples(size_t batch) const { return batch; }
 
   struct Forward {
@@ -151,30 +139,16 @@ class FullyConnectedFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward& f, size_t batch) const;
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  static bool runs_in_parts(const Forward&) { return false; }
-  static size_t part_channels() { return 1; }
-  static void run_part(const Forward&, size_t, size_t, float*) {}
-  static bool makes_runs(const Forward&) { return false; }
-  static void make_run(const Forward&, size_t, size_t, float*) {}
-  static void find_run(const Forward&, size_t, size_t, const float* (&)[2]) {}
-  static bool is_sum() { return false; }
 
   using Backward = fully_connected::Gradients;
   static bool is_wanted(const BackwardArguments& a) { return ConvolutionFirst::is_wanted(a); }
+  static void clear_sums(const Backward& b) { b.clear_sums(); }
   int check(const BackwardArguments& a, const void* z, Backward* b) const;
   int check_own_apart(const Place& written) const { return layer_.check_own_apart(written); }
   static size_t written(const Backward& b, Place* places);
   size_t read(const Backward& b, Place* places) const;
   size_t bytes(Backward* b) const;
   void run(Backward* b, void* u, std::byte* work) const;
-  static size_t parts(const Backward&) { return 0; }
-  static size_t part_threads(const Backward&) { return 1; }
-  static size_t parts_bytes(const Backward&) { return 0; }
-  static void run_part(const Backward&, size_t, float*, std::byte*) {}
-  static void finish_parts(const Backward&, std::byte*) {}
-  static bool takes_runs(const Backward&) { return false; }
-  static void take_run(const Backward&, size_t, size_t, float*) {}
-  static bool find_copies(const Backward&, normalization::Tensor (&)[2]) { return false; }
 
  private:
   fully_connected::FullyConnected layer_;
@@ -196,6 +170,7 @@ class ArithmeticFirst {
   convolution::Convolution* convolution() { return nullptr; }
   fully_connected::FullyConnected* fully_connected() { return nullptr; }
   size_t work_bytes(size_t) const { return plan_.work_bytes(); }
+  void describe(Description* description) const { plan_.describe(description); }
   size_t most_samples(size_t batch) const { return batch; }
 
   using Forward = arithmetic::ForwardCall;
@@ -203,41 +178,19 @@ class ArithmeticFirst {
   int check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const;
   size_t bytes(const Forward&, size_t) const { return 0; }
   void run(const Forward& f, size_t first, size_t batch, void* z, std::byte* work) const;
-  bool runs_in_parts(const Forward&) const { return has_channels_; }
-  size_t part_channels() const { return part_.output().extent[2]; }
-  void run_part(const Forward& f, size_t sample, size_t channel, float* z) const;
-  // Single channels of a sample, in any order and without scratch(); and where the first two operands of one lie.
-  bool makes_runs(const Forward& f) const;
-  void make_run(const Forward& f, size_t sample, size_t channel, float* z) const;
-  void find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const;
-  bool is_sum() const { return plan_.function() == BNNSArithmeticAdd; }
 
   using Backward = arithmetic::BackwardCall;
   static bool is_wanted(const BackwardArguments& a) { return a.dx != nullptr; }
+  static void clear_sums(const Backward& b) { b.clear_sums(); }
   int check(const BackwardArguments& a, const void* z, Backward* b) const;
   int check_own_apart(const Place&) const { return 0; }
   static size_t written(const Backward& b, Place* places);
   static size_t read(const Backward& b, Place* places);
   size_t bytes(Backward*) const { return plan_.work_bytes(); }
   void run(Backward* b, void* u, std::byte* work) const;
-  static size_t parts(const Backward&) { return 0; }
-  static size_t part_threads(const Backward&) { return 1; }
-  static size_t parts_bytes(const Backward&) { return 0; }
-  static void run_part(const Backward&, size_t, float*, std::byte*) {}
-  static void finish_parts(const Backward&, std::byte*) {}
-  // Single channels of a sample. u: of this one.
-  bool takes_runs(const Backward&) const { return has_channels_; }
-  void take_run(const Backward& b, size_t sample, size_t channel, float* u) const;
-  // Both inputs of a sum receive u itself: where.
-  bool find_copies(const Backward& b, normalization::Tensor (&copies)[2]) const;
 
  private:
-  int prepare_channels(const BNNSLayerParametersArithmetic& parameters);
-
   arithmetic::Plan plan_;
-  arithmetic::Plan channel_;   // the same for images of one channel
-  arithmetic::Plan part_;      // and of some
-  bool has_channels_ = false;  // all operands are images of the output's shape, one per sample
   size_t threads_;
 };
 
@@ -256,10 +209,10 @@ class Fused : public Filter {
   virtual int check_output_place(const ForwardArguments&, const Place&) const { return 0; }
   // Tells of the pooling and of its output's view, which stay.
   virtual void join(const pooling::Plan&, const View&) {}
-  // True: such a call of the pair can run the pooling too, in one pass (is_pooled). What it then needs and keeps:
-  virtual bool takes_pooling(size_t, bool) const { return false; }  // batch, training
+  // True: a training call of so many samples can run the pooling too, in one pass (is_pooled). What it needs and keeps:
+  virtual bool takes_pooling(size_t) const { return false; }
   virtual size_t pooled_work_bytes(size_t) const { return 0; }
-  virtual size_t pooled_kept_bytes(size_t) const { return 0; }
+  virtual size_t pooled_saved_bytes(size_t) const { return 0; }
 };
 
 extern const char kKind[];
@@ -268,6 +221,9 @@ extern const char kKind[];
 int check_joint(const BNNSNDArrayDescriptor& output, const char* of, const BNNSNDArrayDescriptor& input,
                 const char* to);
 BNNSNDArrayDescriptor packed(BNNSNDArrayDescriptor descriptor);
+
+// The bytes that a batch saves for its gradients, with a sentence where they are SIZE_MAX.
+size_t check_saved(size_t bytes, size_t batch);
 
 // A filter made by options.make, prepared and not yet published; NULL with a sentence.
 Fused* make_pair(const BNNSFilterType* types, const void* const* blocks, const Options& options);

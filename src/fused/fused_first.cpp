@@ -11,8 +11,7 @@
 namespace obn::fused {
 namespace {
 
-constexpr size_t kNearBytes = size_t{8} << 20;     // of z, done at a time
-constexpr size_t kPartBytes = size_t{64} << 10;    // of z in a part of arithmetic
+constexpr size_t kNearBytes = size_t{8} << 20;  // of z, done at a time
 
 void pack(BNNSNDArrayDescriptor* descriptor) { std::fill_n(descriptor->stride, BNNS_MAX_TENSOR_DIMENSION, size_t{0}); }
 
@@ -67,12 +66,6 @@ void ConvolutionFirst::run(const Forward& f, size_t first, size_t batch, void* z
   convolution::Images x = f.x;
   x.data += first * x.step * bytes_of(x.view->type);
   layer_.run_forward(f.run, batch, x, {&layer_.output(), static_cast<std::byte*>(z), layer_.output().count}, work);
-}
-
-bool ConvolutionFirst::takes_channels(Backward* b) const {
-  if (!layer_.takes_channels(b->run, b->g)) return false;
-  layer_.plan_channels(b->g.batch, &b->channels);
-  return true;
 }
 
 void ConvolutionFirst::take_channel(const Backward& b, size_t channel, float* u, std::byte* work) const {
@@ -193,66 +186,41 @@ const BNNSNDArrayDescriptor* ArithmeticFirst::output_of(const void* block) {
 
 namespace {
 
-// Reads the block with a packed output; `change` may alter every operand before.
-template <class Change>
-int read_plan(BNNSLayerParametersArithmetic parameters, size_t threads, const Change& change, arithmetic::Plan* plan) {
+// Reads the block with a packed output.
+int read_plan(BNNSLayerParametersArithmetic parameters, size_t threads, arithmetic::Plan* plan) {
   const void* fields = parameters.arithmetic_function_fields;
-  const auto read = [&](auto operands, auto... inputs) {
-    (change(&(operands.*inputs)), ...);
+  const auto read = [&](auto operands) {
     pack(&operands.out);
-    change(&operands.out);
     parameters.arithmetic_function_fields = &operands;
     return plan->read(parameters, threads);
   };
   switch (arithmetic::inputs_of(parameters.arithmetic_function)) {
-    case 1: return read(*static_cast<const BNNSArithmeticUnary*>(fields), &BNNSArithmeticUnary::in);
-    case 2:
-      return read(*static_cast<const BNNSArithmeticBinary*>(fields), &BNNSArithmeticBinary::in1,
-                  &BNNSArithmeticBinary::in2);
-    default:
-      return read(*static_cast<const BNNSArithmeticTernary*>(fields), &BNNSArithmeticTernary::in1,
-                  &BNNSArithmeticTernary::in2, &BNNSArithmeticTernary::in3);
+    case 1: return read(*static_cast<const BNNSArithmeticUnary*>(fields));
+    case 2: return read(*static_cast<const BNNSArithmeticBinary*>(fields));
+    default: return read(*static_cast<const BNNSArithmeticTernary*>(fields));
   }
 }
 
 }  // namespace
 
-// Plans for one channel and for some, where channels are alike.
-int ArithmeticFirst::prepare_channels(const BNNSLayerParametersArithmetic& parameters) {
-  const View& z = plan_.output();
-  has_channels_ = z.layout == BNNSDataLayoutImageCHW;
-  for (size_t k = 0; k < plan_.inputs(); ++k)
-    has_channels_ &= plan_.input_role(k) == BNNSSample && plan_.input(k).count == z.count;
-  if (!has_channels_) return 0;
-  // A part is a divisor of the channels.
-  const size_t most = std::max<size_t>(1, kPartBytes / (z.extent[0] * z.extent[1] * sizeof(float)));
-  size_t part = std::min(most, z.extent[2]);
-  while (z.extent[2] % part != 0) --part;
-  const auto some = [](size_t channels) {
-    return [channels](BNNSNDArrayDescriptor* operand) { operand->size[2] = channels; };
-  };
-  if (read_plan(parameters, threads_, some(part), &part_) != 0) return -1;
-  return read_plan(parameters, threads_, some(1), &channel_);
-}
-
 int ArithmeticFirst::prepare(const void* block) {
   const auto& parameters = *static_cast<const BNNSLayerParametersArithmetic*>(block);
-  if (read_plan(parameters, threads_, [](BNNSNDArrayDescriptor*) {}, &plan_) != 0) return -1;
+  if (read_plan(parameters, threads_, &plan_) != 0) return -1;
   if (plan_.output_role() != BNNSSample)
     return fail("output: expected the descriptor type sample before a normalization; got %s",
                 plan_.output_role() == BNNSConstant ? "constant" : "parameter");
-  return prepare_channels(parameters);
+  return 0;
 }
 
 int ArithmeticFirst::check(const ForwardArguments& a, Forward* f) const {
   return plan_.check_inputs({a.batch, a.inputs, a.x, a.x_stride, nullptr, 0}, f);
 }
 
-// The output may take the very place of an input.
+// The output may take the very place of an input, and what has no step is no output.
 int ArithmeticFirst::check_apart(const ForwardArguments& a, const Forward& f, const Place& y) const {
   for (size_t k = 0; k < plan_.inputs(); ++k) {
     const arithmetic::Operand& x = f.x[k];
-    if (activation::same_place({y.view, y.data, y.step}, {x.view, x.data, x.step}, a.batch)) continue;
+    if (y.step > 0 && activation::same_place({y.view, y.data, y.step}, {x.view, x.data, x.step}, a.batch)) continue;
     if (obn::check_apart(y, {"an input", x.view, x.data, x.step, a.batch}) != 0) return -1;
   }
   return 0;
@@ -262,56 +230,6 @@ void ArithmeticFirst::run(const Forward& f, size_t, size_t, void* z, std::byte*)
   Forward call = f;
   call.y = {&plan_.output(), static_cast<std::byte*>(z), plan_.output().count};
   plan_.run(call);
-}
-
-namespace {
-
-// Some channels of one sample of an operand, from `channel` on, as a plan of so many has it.
-arithmetic::Operand part_of(const arithmetic::Operand& operand, const View& view, size_t sample, size_t channel) {
-  if (!operand.data) return {&view, nullptr, 0};
-  const size_t at = sample * operand.step + channel * operand.view->stride[2];
-  return {&view, operand.data + at * bytes_of(view.type), operand.step};
-}
-
-}  // namespace
-
-void ArithmeticFirst::run_part(const Forward& f, size_t sample, size_t channel, float* z) const {
-  Forward part;
-  part.batch = 1;
-  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(f.x[k], part_.input(k), sample, channel);
-  part.y = {&part_.output(), reinterpret_cast<std::byte*>(z), part_.output().count};
-  part_.run(part);
-}
-
-bool ArithmeticFirst::makes_runs(const Forward& f) const {
-  if (!has_channels_ || has_activation() || plan_.output().type != BNNSDataTypeFloat32) return false;
-  for (size_t k = 0; k < plan_.inputs(); ++k) {
-    const View& x = *f.x[k].view;
-    if (x.stride[0] != 1 || x.stride[1] != x.extent[0]) return false;
-  }
-  return true;
-}
-
-namespace {
-
-// The beginning of a channel of operands of float32.
-const float* channel_at(const arithmetic::Operand& x, size_t sample, size_t channel) {
-  return reinterpret_cast<const float*>(x.data) + sample * x.step + channel * x.view->stride[2];
-}
-
-}  // namespace
-
-void ArithmeticFirst::make_run(const Forward& f, size_t sample, size_t channel, float* z) const {
-  arithmetic::Sources sources;
-  for (size_t s = 0; s < arithmetic::kSources; ++s) {
-    sources.p[s] = channel_at(f.x[s < plan_.inputs() ? s : 0], sample, channel);
-    sources.moves[s] = s < plan_.inputs();
-  }
-  plan_.run_row(sources, z, channel_.output().count);
-}
-
-void ArithmeticFirst::find_run(const Forward& f, size_t sample, size_t channel, const float* (&from)[2]) const {
-  for (size_t k = 0; k < 2; ++k) from[k] = k < plan_.inputs() ? channel_at(f.x[k], sample, channel) : nullptr;
 }
 
 int ArithmeticFirst::check(const BackwardArguments& a, const void* z, Backward* b) const {
@@ -337,35 +255,6 @@ size_t ArithmeticFirst::read(const Backward& b, Place* places) {
 void ArithmeticFirst::run(Backward* b, void* u, std::byte* work) const {
   b->dy = {&plan_.output(), static_cast<std::byte*>(u), plan_.output().count};
   plan_.run(*b, work);
-}
-
-bool ArithmeticFirst::find_copies(const Backward& b, normalization::Tensor (&copies)[2]) const {
-  if (!has_channels_ || plan_.function() != BNNSArithmeticAdd || b.targets != 2) return false;
-  for (size_t t = 0; t < 2; ++t) {
-    if (b.dx_view[t].accumulate) return false;
-    copies[t] = normalization::Tensor(b.dx_view[t], b.dx[t].data, b.dx[t].step);
-  }
-  return true;
-}
-
-void ArithmeticFirst::take_run(const Backward& b, size_t sample, size_t channel, float* u) const {
-  Backward part;
-  part.batch = 1;
-  part.from_y = b.from_y;
-  part.targets = b.targets;
-  for (size_t k = 0; k < plan_.inputs(); ++k) part.x[k] = part_of(b.x[k], channel_.input(k), sample, channel);
-  part.y = part_of(b.y, channel_.output(), sample, channel);
-  part.dy = {&channel_.output(), reinterpret_cast<std::byte*>(u), channel_.output().count};
-  for (size_t t = 0; t < b.targets; ++t) {
-    View& view = part.dx_view[t];
-    view = b.dx_view[t];
-    view.extent[2] = 1;
-    view.count = view.extent[0] * view.extent[1];
-    view.span = 1 + (view.extent[0] - 1) * view.stride[0] + (view.extent[1] - 1) * view.stride[1];
-    part.dx[t] = part_of(b.dx[t], view, sample, channel);
-    part.sources[t] = b.sources[t];
-  }
-  channel_.run(part, nullptr);
 }
 
 }  // namespace obn::fused

@@ -2,17 +2,17 @@
 //
 //   x → pair → a → pooling → y        dy → pooling → da → pair → dx
 //
-// Where the pair can run the pooling in its own pass (fused_narrow.h; fused_lanes.h: in training), its calls are all
-// there is. Otherwise the two are called one after the other: a training call keeps a and where its maxima are; da, and
-// a of an inference, lie in the workspace behind what the pair asks for.
+// Where the pair can train the pooling in its own pass (fused_nchwc.h), its calls are all there is. Otherwise the two
+// are called one after the other: a training call saves a and where its maxima are; da, and a of an inference, lie in
+// the workspace behind what the pair asks for.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/kept_block.h"
 #include "base/status.h"
+#include "base/workspace.h"
 #include "fused/fused.h"
-#include "fused/fused_room.h"
 #include "openbnns/openbnns.h"
 
 namespace obn::fused {
@@ -32,17 +32,28 @@ class Pooled final : public Fused {
   int apply_fused_backward(const BackwardArguments& arguments) override;
   int set_winograd(int on) override { return pair_->set_winograd(on); }
   int set_precision(int precision) override { return pair_->set_precision(precision); }
+  void forget() override {
+    pair_->forget();
+    batch_ = 0;
+  }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
+  void describe(Description* description) const override {
+    Description pooling;
+    pooling_->describe(&pooling);
+    pair_->describe(description);
+    description->kinds[2] = pooling.kinds[0];
+    description->output = pooling.output;
+  }
 
  private:
   // The parts of what a training call keeps.
-  struct Kept {
+  struct Saved {
     std::byte* a;
-    uint32_t* indices;  // of maxima only; lie like y
+    uint32_t* indices;  // of maxima only; without gaps
     size_t bytes;
   };
-  Kept lay_out_kept(size_t batch, std::byte* block) const;
+  Saved lay_out_saved(size_t batch, std::byte* block) const;
   int reserve(size_t batch);
   std::byte* work_behind_pair(size_t batch) const;
   bool is_max() const { return pooling_->plan().function == BNNSPoolingFunctionMax; }
@@ -68,67 +79,70 @@ int Pooled::prepare(const BNNSFilterType* types, const void* const* blocks) {
   if (!pair_) return -1;
   pooling_ = pooling::make_pooling(pooling, options());
   if (!pooling_) return -1;
+  pooling_->pack_indices();
   pair_->join(pooling_->plan(), pooling_->output());
   return 0;
 }
 
 // ---- memory ----
 
-Pooled::Kept Pooled::lay_out_kept(size_t batch, std::byte* block) const {
-  Room room(block);
-  Kept kept;
-  kept.a = room.values(*pair_->output(), batch);
-  kept.indices = is_max() ? room.take_many<uint32_t>(batch, pooling_->output().packed_batch) : nullptr;
-  kept.bytes = room.used();
-  return kept;
+Pooled::Saved Pooled::lay_out_saved(size_t batch, std::byte* block) const {
+  Workspace space(block);
+  Saved saved;
+  saved.a = space.take_samples(*pair_->output(), batch);
+  saved.indices = is_max() ? space.take<uint32_t>(batch, pooling_->output().count) : nullptr;
+  saved.bytes = space.used();
+  return saved;
 }
 
 size_t Pooled::kept_bytes(size_t batch) const {
-  if (pair_->takes_pooling(batch, true)) return pair_->pooled_kept_bytes(batch);
+  if (pair_->takes_pooling(batch)) return pair_->pooled_saved_bytes(batch);
   const size_t pair = pair_->kept_bytes(batch);
   if (pair == SIZE_MAX) return pair;
-  const size_t own = lay_out_kept(batch, nullptr).bytes;
-  return check_kept(own != SIZE_MAX && own <= SIZE_MAX / 2 - pair ? pair + own : SIZE_MAX, batch);
+  const size_t own = lay_out_saved(batch, nullptr).bytes;
+  return check_saved(own != SIZE_MAX && own <= SIZE_MAX / 2 - pair ? pair + own : SIZE_MAX, batch);
 }
 
 int Pooled::reserve(size_t batch) {
   if (kept_bytes(batch) == SIZE_MAX) return -1;
-  return block_.reserve(lay_out_kept(batch, nullptr).bytes, &batch_);
+  return block_.reserve(lay_out_saved(batch, nullptr).bytes, &batch_);
 }
 
 size_t Pooled::work_bytes(size_t batch) const {
   if (batch == 0) return pair_->work_bytes(batch);
-  const size_t pooled = pair_->takes_pooling(batch, true) ? pair_->pooled_work_bytes(batch) : 0;
-  if (pair_->takes_pooling(batch, false) || pooled == SIZE_MAX) return pooled;
+  const size_t pooled = pair_->takes_pooling(batch) ? pair_->pooled_work_bytes(batch) : 0;
+  if (pooled == SIZE_MAX) return pooled;
   const size_t pair = pair_->work_bytes(batch);
   if (pair == SIZE_MAX) return pair;
-  Room room;
-  room.take(pair);
-  room.values(*pair_->output(), batch);
-  return std::max(pooled, room.used());
+  Workspace space;
+  space.take(pair);
+  space.take_samples(*pair_->output(), batch);
+  return std::max(pooled, space.used());
 }
 
-// Room for a or da; NULL with a sentence. The pair finds its own part, the first one, large enough.
+// Workspace for a or da; NULL with a sentence. The pair finds its own part, the first one, large enough.
 std::byte* Pooled::work_behind_pair(size_t batch) const {
   const size_t pair = pair_->work_bytes(batch);
   if (pair == SIZE_MAX) return nullptr;
-  Room counted;
+  Workspace counted;
   counted.take(pair);
-  counted.values(*pair_->output(), batch);
-  Room room(workspace_for(counted));
-  room.take(pair);
-  return room.values(*pair_->output(), batch);
+  counted.take_samples(*pair_->output(), batch);
+  std::byte* block;
+  if (find_workspace(counted.used(), &block) != 0) return nullptr;
+  Workspace space(block);
+  space.take(pair);
+  return space.take_samples(*pair_->output(), batch);
 }
 
 // ---- calls ----
 
 int Pooled::apply_fused(const ForwardArguments& a) {
   if (a.batch == 0) return pair_->apply_fused(a);
-  if (pair_->takes_pooling(a.batch, a.training)) {
+  if (a.training && pair_->takes_pooling(a.batch)) {
     ForwardArguments pooled = a;
     pooled.is_pooled = true;
     if (pair_->apply_fused(pooled) != 0) return -1;
-    if (a.training) was_pooled_ = true;
+    was_pooled_ = true;
     return 0;
   }
   const View& y = pooling_->output();
@@ -140,9 +154,9 @@ int Pooled::apply_fused(const ForwardArguments& a) {
   uint32_t* indices = nullptr;
   if (a.training) {
     if (reserve(a.batch) != 0) return -1;
-    const Kept kept = lay_out_kept(a.batch, block_.data());
-    between = kept.a;
-    indices = kept.indices;
+    const Saved saved = lay_out_saved(a.batch, block_.data());
+    between = saved.a;
+    indices = saved.indices;
     batch_ = 0;
     was_pooled_ = false;
   }
@@ -158,8 +172,8 @@ int Pooled::apply_fused(const ForwardArguments& a) {
 }
 
 int Pooled::apply_fused_backward(const BackwardArguments& a) {
-  if (a.batch == 0) return pair_->apply_fused_backward(a);
-  if (was_pooled_ || pair_->takes_pooling(a.batch, false)) {
+  if (a.batch == 0 && pooling_->plan().activation.check_backward() != 0) return -1;
+  if (a.batch == 0 || was_pooled_) {
     BackwardArguments pooled = a;
     pooled.is_pooled = true;
     return pair_->apply_fused_backward(pooled);
@@ -168,7 +182,7 @@ int Pooled::apply_fused_backward(const BackwardArguments& a) {
   if (batch_ == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
   if (a.batch != batch_)
     return fail("batch: expected %zu samples, as in the last training apply; got %zu", batch_, a.batch);
-  const Kept kept = lay_out_kept(a.batch, block_.data());
+  const Saved saved = lay_out_saved(a.batch, block_.data());
   std::byte* between = work_behind_pair(a.batch);
   if (!between) return -1;
   const View& of_pair = *pair_->output();
@@ -178,10 +192,10 @@ int Pooled::apply_fused_backward(const BackwardArguments& a) {
   da.data_type = of_pair.type;
   da.data = between;
   da.flags = BNNSNDArrayFlagBackpropSet;
-  const Backward of_pooling = {a.batch, kept.a, 0, &da, 0, a.y, a.y_stride, a.dy, a.dy_stride, nullptr, nullptr};
-  if (pooling_->apply_backward_indexed(of_pooling, BNNSDataTypeUInt32, kept.indices, 0) != 0) return -1;
+  const Backward of_pooling = {a.batch, saved.a, 0, &da, 0, a.y, a.y_stride, a.dy, a.dy_stride, nullptr, nullptr};
+  if (pooling_->apply_backward_indexed(of_pooling, BNNSDataTypeUInt32, saved.indices, 0) != 0) return -1;
   BackwardArguments rest = a;
-  rest.y = kept.a;
+  rest.y = saved.a;
   rest.y_stride = 0;
   rest.dy = &da;
   rest.dy_stride = 0;

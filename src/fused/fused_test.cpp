@@ -189,8 +189,8 @@ TEST(fused_large_layers_equal_the_two_layers) {
   }
 }
 
-// Large enough that the first layer is done in parts, and that gradients go past the caches.
-TEST(fused_layers_in_parts_equal_the_two_layers) {
+// Large enough that results and gradients go past the caches.
+TEST(fused_large_images_equal_the_two_layers) {
   for (BNNSFilterType norm : {BNNSBatchNorm, BNNSGroupNorm}) {
     for (bool is_odd : {false, true}) {
       Setup s;
@@ -201,16 +201,13 @@ TEST(fused_layers_in_parts_equal_the_two_layers) {
       s.w = is_odd ? 129 : 128;
       check_setup(s, 1);  // depthwise
       s.groups = s.c = 1;
-      check_setup(s, 2);  // narrow
+      check_setup(s, 2);  // few channels
       s.first = First::arithmetic;
       s.c = 12;
       s.n = 24;
       if (!is_odd) s.shift = 12;  // on a cache line
-      for (size_t further : {0, 1, 7, 15}) {
-        s.further = further;
-        check_setup(s, 3);
-      }
-      s.n = 7;  // sums of the next group while both gradients are written
+      check_setup(s, 3);
+      s.n = 7;  // sums of the next group while a gradient is written
       s.c = s.o = 20;
       check_setup(s, 5);
       s.c = s.o = 12;
@@ -264,7 +261,7 @@ TEST(fused_any_number_of_threads_gives_the_same_bits) {
       s.w = 21;
       if (first == First::fully_connected) s.c = 2000;
       if (first == First::fully_connected) s.o = 300;
-      if (first == First::arithmetic) s.h = s.w = 150;  // made channel by channel, gradients past the caches
+      if (first == First::arithmetic) s.h = s.w = 150;  // gradients past the caches
       check_threads(s);
     }
   }
@@ -295,7 +292,7 @@ TEST(fused_gradients_are_had_one_by_one_and_again) {
       s.n = 4;
       if (first == First::arithmetic) s.function = BNNSArithmeticSquare;
       if (first == First::arithmetic) s.c = 4;
-      if (first == First::convolution && norm == BNNSBatchNorm) s = narrow_setup();
+      if (first == First::convolution && norm == BNNSBatchNorm) s = few_channels_setup();
       Pair all(s, 5);
       if (!all.make_fused()) continue;
       CHECK(all.apply() == 0 && all.apply_backward() == 0, "%s", obn_last_error());

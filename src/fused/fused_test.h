@@ -40,7 +40,7 @@ struct Setup {
   BNNSActivationFunction activation = BNNSActivationFunctionRectifiedLinear;
   BNNSDataType type = BNNSDataTypeFloat32, joint_type = BNNSDataTypeFloat32, y_type = BNNSDataTypeFloat32;
   size_t x_gaps[5] = {}, y_gaps[5] = {}, dy_gaps[5] = {}, dx_gaps[5] = {}, joint_gaps[5] = {};
-  size_t shift = 0, further = 0;  // `further`: of each input gradient than the one before
+  size_t shift = 0;
   bool has_bias = true, has_gamma = true, has_moving = false, client = false, accumulate = false;
   size_t threads = 0;
 
@@ -64,8 +64,8 @@ struct Setup {
     return is_vector() ? (axis == 0 ? o : 1)
                        : axis == 0 ? size[0] * size[1] * size[2] : axis == 1 ? size[0] * size[1] : size[0];
   }
-  // Done as one layer (fused_narrow.h): other sums than those of the two layers.
-  bool is_narrow() const {
+  // Done as one layer (fused_few_channels.h): other sums than those of the two layers.
+  bool has_few_channels() const {
     const size_t taps = c * kernel * kernel;
     return first == First::convolution && norm == BNNSBatchNorm && groups == 1 && c <= 4 &&
            joint_type == BNNSDataTypeFloat32 && y_type == BNNSDataTypeFloat32 && y_gaps[0] == 0 &&
@@ -85,7 +85,7 @@ struct Setup {
 };
 
 // A convolution of few taps, batch norm and ReLU.
-inline Setup narrow_setup() {
+inline Setup few_channels_setup() {
   Setup s;
   s.n = 2;
   s.c = 1;
@@ -128,7 +128,7 @@ struct Pair {
       if (i == 1 && s.broadcasts) size[0] = size[1] = 1;
       const size_t n = i == 1 && s.has_parameter ? 1 : s.n;
       x.emplace_back(s.type, s.layout(), n, size, s.x_gaps, s.shift);
-      dx.emplace_back(s.type, s.layout(), n, size, s.dx_gaps, s.shift + i * s.further);
+      dx.emplace_back(s.type, s.layout(), n, size, s.dx_gaps, s.shift);
       x.back().fill(random, s.first == First::arithmetic ? 2.0 : 0.0);
       dx.back().fill(random);
     }
@@ -403,14 +403,14 @@ inline void keep_from_kinks(Pair& a, Pair& b) {
 }
 
 inline void check_setup(const Setup& s, uint64_t seed) {
-  const auto check_same = s.is_narrow() ? check_alike : test::check_same;
+  const auto check_same = s.has_few_channels() ? check_alike : test::check_same;
   Pair pair(s, seed), separate(s, seed);
   if (!pair.make_fused()) return;
   separate.make_separate();
   if (!separate.first || !separate.second) return;
   CHECK(pair.apply() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   CHECK(separate.apply_separate() == 0, "%s: %s", s.text().c_str(), obn_last_error());
-  if (s.is_narrow() && s.activation == BNNSActivationFunctionRectifiedLinear) keep_from_kinks(pair, separate);
+  if (s.has_few_channels() && s.activation == BNNSActivationFunctionRectifiedLinear) keep_from_kinks(pair, separate);
   CHECK(pair.apply_backward() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   CHECK(separate.apply_backward_separate() == 0, "%s: %s", s.text().c_str(), obn_last_error());
   check_same(pair, separate, "the two layers");

@@ -7,31 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/integer.h"
+#include "base/lock.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/system.h"
 #include "base/types.h"
 #include "gemm/gemm_kernels.h"
 
-namespace obn::portable::gemm {
-extern const obn::gemm::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace obn::avx2::gemm {
-extern const obn::gemm::Kernels kernels;
-}
-namespace obn::avx512::gemm {
-extern const obn::gemm::Kernels kernels;
-}
-#endif
-
 namespace obn::gemm {
-
-#if defined(OBN_X86)
-const Targets<Kernels> targets = {&portable::gemm::kernels, &avx2::gemm::kernels, &avx512::gemm::kernels, nullptr};
-#else
-const Targets<Kernels> targets = {&portable::gemm::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -41,15 +25,12 @@ constexpr size_t kMostPerThread = 8;            // tickets; the more, the less t
 constexpr size_t kFewestRows = 128;             // of a ticket that packs or copies b for itself
 constexpr size_t kFewestNarrow = 16;            // the same where c is too narrow to be cut across
 
-size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
-size_t round_up(size_t n, size_t unit) { return divide_up(n, unit) * unit; }
 
 size_t second_level_cache() {
-  static const size_t bytes = [] {
+  return once([] {
     const size_t found = second_level_cache_bytes();
     return found > 0 ? std::clamp(found, size_t{256} << 10, size_t{2} << 20) : size_t{512} << 10;
-  }();
-  return bytes;
+  });
 }
 
 // ---- ways ----
@@ -175,11 +156,10 @@ Cut cut_of(const Product& p, Way way, const Packing& packing, size_t threads) {
 // there; and b, where there are several tickets down and it is not multiplied where it lies.
 constexpr size_t kMostShared = size_t{16} << 20;  // bytes of either
 constexpr size_t kFewestAgain = size_t{1} << 19;  // floats of b packed more than once: below, waiting costs more
-constexpr size_t kLine = 16;                      // floats of a cache line
 constexpr size_t kPackParts = 4;                  // that a block of a is packed in, for each cut of k
 
 bool can_share(size_t words) { return words <= kMostShared / sizeof(float); }
-bool has_room(size_t words) { return words <= kScratchBytes / sizeof(float); }
+bool fits_scratch(size_t words) { return words <= kScratchBytes / sizeof(float); }
 size_t words_of(size_t lines, const Product& p, size_t word_values) { return lines * divide_up(p.k, word_values); }
 
 struct Shared {
@@ -203,18 +183,18 @@ struct PackedRun {
   Steps steps;
   size_t threads;
 
-  size_t a_block(size_t rows) const { return round_up(round_up(rows, packing.row_unit) * steps.all, kLine); }
+  size_t a_block(size_t rows) const { return round_up(round_up(rows, packing.row_unit) * steps.all, kLineFloats); }
   size_t all_of_a() const {  // the last block may be lower
     const size_t full = cut.down - 1;
     return full * a_block(cut.rows) + a_block(p.m - full * cut.rows);
   }
-  size_t before_a() const { return round_up(steps.depth * packing.tile_columns, kLine); }  // in scratch
+  size_t before_a() const { return round_up(steps.depth * packing.tile_columns, kLineFloats); }  // in scratch
   bool reuses_a() const {
     const bool widens_b = is_b_widened(p, cut.rows, packing.widened_rows);
     const bool packs_a = packing.word_values > 1 || widens_b || !is_a_in_place(p, p.n, packing.tile_columns);
     return packs_a && cut.across > 1;
   }
-  bool keeps_a() const { return reuses_a() && has_room(before_a() + a_block(cut.rows)); }
+  bool keeps_a() const { return reuses_a() && fits_scratch(before_a() + a_block(cut.rows)); }
 
   Shared shared(float* work) const {
     const bool is_float = packing.word_values == 1, packs_b = !is_float || !is_b_in_place(p);
@@ -346,7 +326,7 @@ Product widened(const Product& p, Widen which, const Block& block, const Kernels
     const auto* from = static_cast<const std::byte*>(o.data) + (i * o.row + j * o.column) * bytes_of(o.type);
     if (o.type == BNNSDataTypeFloat32 || !widens) return {from, o.row, o.column, o.type};
     float* copy = *to;
-    *to += round_up(rows * columns, kLine);
+    *to += round_up(rows * columns, kLineFloats);
     if (o.row == 1 && o.column != 1) {  // runs stay runs
       kernels.widen({from, o.column, o.row, o.type}, columns, rows, copy);
       return {copy, 1, rows};
@@ -423,10 +403,10 @@ size_t shared_words(const Product& p, size_t word_values, bool packs_b) {
   const bool is_float = word_values == 1;
   const size_t steps = Steps(p.k, word_values, is_float ? 1 : kUnit).all, rows = is_float ? p.m : round_up(p.m, kUnit);
   size_t words = 0;
-  const bool keeps_a = has_room(rows * steps + kLine + kDepth * kWidestTile + kLine);
+  const bool keeps_a = fits_scratch(rows * steps + kLineFloats + kDepth * kWidestTile + kLineFloats);
   // Products narrower than a tile are not cut across.
   if (p.n > kNarrowestTile && !keeps_a && can_share(words_of(p.m, p, word_values)))
-    words += rows * steps + divide_up(p.m, kLowestBlock) * kLine;
+    words += rows * steps + divide_up(p.m, kLowestBlock) * kLineFloats;
   if (p.m > (p.n <= kWidestTile ? kFewestNarrow : kLowestBlock) && packs_b && can_share(words_of(p.n, p, word_values)))
     words += round_up(p.n, kWidestTile) * steps;
   return words;

@@ -1,5 +1,5 @@
 // The matrix engine: c (m, n) = alpha · a (m, k) · b (k, n), set or added, with bias and activation at the end. Not a
-// family of the interface: fully connected, convolution, attention and the rest are built on it.
+// family of the interface: fully connected, matmul and attention are built on it.
 //
 // Operands may lie in any order and be float32, float16 or bfloat16; c is float32, its rows are runs. Sums are float32.
 // The same bits for any number of threads.

@@ -5,6 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
+#include "base/memory.h"
 #include "gemm/gemm_blocks.h"
 #include "simd/convert.h"
 #include "simd/tile.h"
@@ -113,7 +116,7 @@ struct Source {
 };
 
 constexpr size_t kMostWidth = kTileRows > kTileColumns ? kTileRows : kTileColumns;
-constexpr size_t kMostVectors = (kMostWidth + kLanes - 1) / kLanes;
+constexpr size_t kMostVectors = divide_up(kMostWidth, kLanes);
 
 // kLanes steps of k at p, of the kLanes lines from the first one on, turned; 0 for lines and steps that are not there.
 template <class Type>
@@ -126,7 +129,7 @@ OBN_INLINE void load_turned(const typename Type::Value* from, size_t line, size_
 
 // Rows of a panel that can be written as whole vectors without leaving it.
 OBN_INLINE size_t loose_rows(size_t width, size_t depth) {
-  const size_t vectors = (width + kLanes - 1) / kLanes, last = (vectors * kLanes + width - 1) / width - 1;
+  const size_t vectors = divide_up(width, kLanes), last = divide_up(vectors * kLanes, width) - 1;
   return depth > last ? depth - last : 0;
 }
 
@@ -153,7 +156,7 @@ OBN_INLINE void pack_two_squares(const typename Type::Value* from, size_t line, 
 template <class Type>
 OBN_INLINE void pack_turned(const typename Type::Value* from, size_t line, size_t lines, size_t width, size_t depth,
                             float* to) {
-  const size_t vectors = (width + kLanes - 1) / kLanes, at_once = width % kLanes == 0 ? 1 : vectors;
+  const size_t vectors = divide_up(width, kLanes), at_once = width % kLanes == 0 ? 1 : vectors;
   const size_t loose = loose_rows(width, depth);
   const size_t offset = reinterpret_cast<uintptr_t>(from) / sizeof *from % kLanes;
   const size_t misaligned = line % kLanes == 0 && sizeof *from == 4 ? offset : 0;
@@ -188,13 +191,13 @@ constexpr size_t kStepsAhead = 24;
 template <class Type>
 OBN_INLINE void pack_straight(const typename Type::Value* from, size_t step, size_t lines, size_t width, size_t depth,
                               float* to) {
-  const size_t vectors = (width + kLanes - 1) / kLanes;
+  const size_t vectors = divide_up(width, kLanes);
   const size_t reach = step >= vectors * kLanes ? depth - 1 : 0;  // steps whose memory can be read to whole vectors
   size_t p = 0;
   if (lines == width) {
     for (const size_t end = least(reach, loose_rows(width, depth)); p < end; ++p) {
-      __builtin_prefetch(from + (p + kStepsAhead) * step);
-      __builtin_prefetch(from + (p + kStepsAhead) * step + width - 1);
+      prefetch_l1(from + (p + kStepsAhead) * step);
+      prefetch_l1(from + (p + kStepsAhead) * step + width - 1);
       for (size_t g = 0; g < vectors; ++g)
         store(to + p * width + g * kLanes, Type::whole(from + p * step + g * kLanes));
     }
@@ -296,16 +299,16 @@ struct Strip {
 // What the tile of row panel r fetches for the next strip: b, one line per step of k, from the second panel on. A panel
 // all alone fetches nothing, as rows of b a power of two apart would throw each other out of the first-level cache.
 void fetch_next(const Strip& s, size_t r, Tile* t) {
-  constexpr size_t kLine = 16;  // floats
   const Operand& b = s.product.b;
   const bool by_columns = !s.b && !is_b_in_place(s.product);  // which are runs
-  const size_t lines = by_columns ? s.depth / kLine + 1 : s.depth;
-  const size_t columns = by_columns ? s.depth / lines : kLine, first = (r - 1) * columns;
+  const size_t lines = by_columns ? s.depth / kLineFloats + 1 : s.depth;
+  const size_t columns = by_columns ? s.depth / lines : kLineFloats, first = r > 0 ? (r - 1) * columns : 0;
   const bool fetches = s.next && r > 0 && first < kTileColumns;
   t->ahead = fetches ? s.next + first * (by_columns ? b.column : 1) : nullptr;
-  t->ahead_step = !fetches ? 0 : by_columns ? kLine : s.b ? kTileColumns : b.row;
+  t->ahead_step = !fetches ? 0 : by_columns ? kLineFloats : s.b ? kTileColumns : b.row;
   t->ahead_run = lines;
-  t->ahead_jump = fetches && by_columns ? b.column - lines * kLine : 0;
+  const ptrdiff_t back = static_cast<ptrdiff_t>(lines * kLineFloats);
+  t->ahead_jump = fetches && by_columns ? static_cast<ptrdiff_t>(b.column) - back : 0;
 }
 
 // Rows converted for one panel lie so far apart that they do not throw each other out of the first-level cache.
@@ -367,8 +370,10 @@ void multiply_strip(const Strip& s) {
   }
 }
 
+constexpr size_t kAskedColumns = 8 * kTileColumns;  // after which a long block asks whether it is still wanted
+
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
-  const size_t depth = even_part(p.k, kDepth), width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns;
+  const size_t depth = even_part(p.k, kDepth), width = round_up(p.n, kTileColumns);
   const size_t end = block.column + block.columns, group = columns_at_once(p, block, kTileColumns);
   float* copy = work;
   float* behind = work + depth * kTileColumns;
@@ -390,6 +395,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns) {
+        if ((j - from) % kAskedColumns == 0 && is_interrupted()) return;
         const float* next = j + kTileColumns < end ? b_at(first, j + kTileColumns)
                             : first + steps < p.k  ? b_at(first + steps, block.column)
                             : end < p.n            ? b_at(0, end)  // likely the same thread's next block
@@ -414,6 +420,7 @@ void plain(const Product& p, const Block& block) {
   t.b_step = p.b.row;
   t.k = p.k;
   for (size_t j = block.column; j < end; j += kTileColumns) {
+    if ((j - block.column) % kAskedColumns == 0 && is_interrupted()) return;
     for (size_t r = 0, i = 0; r < panels.count; i += panels.rows_of(r++)) {
       begin(p, block.row + i, j, least(kTileColumns, end - j), true, &t);
       t.a = floats(p.a, block.row + i, 0);
@@ -561,7 +568,7 @@ void dots_of(const Product& p, const Block& block) {
   using Value = typename Type::Value;
   const size_t depth = even_part(p.k, kDotDepth);
   const size_t rows = even_part(block.rows, kDotRows), columns = even_part(block.columns, kDotColumns);
-  const size_t down = (block.rows + rows - 1) / rows, across = (block.columns + columns - 1) / columns;
+  const size_t down = divide_up(block.rows, rows), across = divide_up(block.columns, columns);
   const bool by_rows = block.rows >= block.columns;  // the longer side is walked once, the other stays in the cache
   Tile t;
   t.a_row = p.a.row;
@@ -569,6 +576,7 @@ void dots_of(const Product& p, const Block& block) {
   for (size_t first = 0; first < p.k; first += depth) {
     t.k = least(depth, p.k - first);
     for (size_t tile = 0; tile < down * across; ++tile) {
+      if (tile % 256 == 0 && is_interrupted()) return;
       const size_t i = (by_rows ? tile / across : tile % down) * rows;
       const size_t j = (by_rows ? tile % across : tile / down) * columns;
       const size_t height = least(rows, block.rows - i), width = least(columns, block.columns - j);
@@ -691,6 +699,7 @@ void few_rows(const Product& p, const Block& block, float* work) {
   const size_t end = block.column + block.columns;
   for (size_t from = block.column; from < end; from += kRowStrip) {
     const size_t n = least(kRowStrip, end - from);
+    if (is_interrupted()) return;
     switch (p.b.type) {
       case BNNSDataTypeFloat16: sum_rows<Half<false>>(p, block.row, block.rows, from, n, work); break;
       case BNNSDataTypeBFloat16: sum_rows<Half<true>>(p, block.row, block.rows, from, n, work); break;
@@ -711,11 +720,17 @@ void few_rows(const Product& p, const Block& block, float* work) {
   activate(p, block.row, block.rows, block.column, block.columns);
 }
 
-}  // namespace
+constexpr obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, kWidenedRows, pack_a, pack_b, packed},
+                                        plain,
+                                        dots,
+                                        turned,
+                                        kConvertsFast,
+                                        widen,
+                                        few_rows};
 
-extern const obn::gemm::Kernels kernels;
-const obn::gemm::Kernels kernels = {{kTileRows, kTileColumns, 1, 1, 1, kWidenedRows, pack_a, pack_b, packed},
-                                    plain, dots, turned, kConvertsFast, widen, few_rows};
+}  // namespace
 
 }  // namespace gemm
 }  // namespace obn::OBN_TARGET
+
+constinit const obn::gemm::Kernels obn::gemm::Compiled::OBN_TARGET = obn::OBN_TARGET::gemm::kernels;

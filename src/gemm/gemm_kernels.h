@@ -4,7 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu.h"
+#include "base/integer.h"
+#include "base/targets.h"
 #include "gemm/gemm.h"
 
 namespace obn::gemm {
@@ -22,8 +23,8 @@ inline constexpr size_t kDepth = 512;
 inline constexpr size_t kDotDepth = 4096;  // the same for dot products, whose operands are not packed
 
 [[gnu::always_inline]] inline size_t even_part(size_t whole, size_t most) {
-  const size_t parts = whole <= most ? 1 : (whole + most - 1) / most;
-  return (whole + parts - 1) / parts;
+  const size_t parts = whole <= most ? 1 : divide_up(whole, most);
+  return divide_up(whole, parts);
 }
 
 // Whether the packed way reads b where it lies.
@@ -86,14 +87,13 @@ struct Packing {
   void (*packed)(const Product& product, const Block& block, const float* packed_a, const float* packed_b, float* work);
 };
 
-[[gnu::always_inline]] inline size_t rounded_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 // How the steps of k are cut: `depth` of them at a time, the last cut may be shorter.
 struct Steps {
   size_t all, depth;
 
   [[gnu::always_inline]] Steps(size_t k, size_t word_values, size_t unit)
-      : all(rounded_up((k + word_values - 1) / word_values, unit)), depth(rounded_up(even_part(all, kDepth), unit)) {}
+      : all(round_up(divide_up(k, word_values), unit)), depth(round_up(even_part(all, kDepth), unit)) {}
 };
 
 // One target's loops. Each computes a block of c to the end, as `packed` does.
@@ -114,7 +114,10 @@ struct Kernels {
   void (*few_rows)(const Product& product, const Block& block, float* work);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- pairs of bfloat16 ----
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/lock.h"
 #include "base/types.h"
 #include "gemm/gemm_kernels.h"
 
@@ -85,7 +86,7 @@ constexpr Isa kDotPairs = Isa::avx512;  // has them, if the machine does
 const Packing* dot_pairs() { return has_bfloat16_dots() ? &avx512_bf16::gemm::pairs : nullptr; }
 
 const Packing* tile_pairs() {
-  static const bool usable = has_isa(Isa::amx) && agrees_with_model(amx::gemm::tile_pairs);
+  const bool usable = has_isa(Isa::amx) && once([] { return agrees_with_model(amx::gemm::tile_pairs); });
   return usable ? &amx::gemm::tile_pairs : nullptr;
 }
 
@@ -104,11 +105,8 @@ const Packing* tile_pairs() { return nullptr; }
 #endif
 
 const Packing* best_pairs() {
-  static const Packing* const best = [] {
-    if (const Packing* tiles = isa() >= Isa::amx ? tile_pairs() : nullptr) return tiles;
-    return isa() >= kDotPairs ? dot_pairs() : nullptr;
-  }();
-  return best;
+  if (const Packing* tiles = isa() >= Isa::amx ? tile_pairs() : nullptr) return tiles;
+  return isa() >= kDotPairs ? dot_pairs() : nullptr;
 }
 
 }  // namespace obn::gemm

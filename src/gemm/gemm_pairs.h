@@ -97,8 +97,8 @@ OBN_INLINE void load_square(const Lines& s, size_t line, size_t step, F (&v)[kLa
     const size_t lines = s.lines > line ? s.lines - line : 0;
     for (size_t i = 0; i < kLanes && lines && 2 * i < values; ++i) {
       const auto* at = from + (first + 2 * i) * s.value + line;
-      __builtin_prefetch(at + 2 * kLanes * s.value);  // rows are often pages apart, which the machine does not foresee
-      __builtin_prefetch(at + (2 * kLanes + 1) * s.value);
+      prefetch_l1(at + 2 * kLanes * s.value);  // rows are often pages apart, which the machine does not foresee
+      prefetch_l1(at + (2 * kLanes + 1) * s.value);
       const U low = Type::across(at, lines), high = 2 * i + 1 < values ? Type::across(at + s.value, lines) : U{};
       v[i] = reinterpret_cast<F>(low | high << 16);
     }

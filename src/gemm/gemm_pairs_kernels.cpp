@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_pairs.h"
 
@@ -56,8 +58,8 @@ void pack_b(const Product& p, size_t column, size_t columns, size_t first, size_
   const auto* from = static_cast<const uint16_t*>(p.b.data) + 2 * first * p.b.row + column;
   const size_t whole = least(depth, p.k / 2 - first);
   for (size_t q = 0; q < whole; ++q, from += 2 * p.b.row, to += kTileColumns) {
-    __builtin_prefetch(from + kAhead * p.b.row);
-    __builtin_prefetch(from + (kAhead + 1) * p.b.row);
+    prefetch_l1(from + kAhead * p.b.row);
+    prefetch_l1(from + (kAhead + 1) * p.b.row);
     pair_rows(from, from + p.b.row, columns, to);
   }
   if (whole < depth) pair_rows(from, nullptr, columns, to);
@@ -76,7 +78,7 @@ const float* next_of_b(const Product& p, size_t column, size_t first, size_t r) 
 
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
   const Steps steps(p.k, 2, 1);
-  const size_t width = (p.n + kTileColumns - 1) / kTileColumns * kTileColumns, end = block.column + block.columns;
+  const size_t width = round_up(p.n, kTileColumns), end = block.column + block.columns;
   const size_t group = columns_at_once(p, block, kTileColumns);
   const Panels panels(block.rows);
   float* own_b = work;
@@ -87,7 +89,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   t.a_row = in_place ? p.a.row / 2 : 1;
   t.a_step = 1;
   t.b_step = kTileColumns;
-  for (size_t first = 0; first < steps.all; first += steps.depth) {
+  for (size_t first = 0; first < steps.all && !is_interrupted(); first += steps.depth) {
     t.k = least(steps.depth, steps.all - first);
     if (own_a) pack_a(p, block.row, block.rows, first, t.k, 0, 1, own_a);
     const float* a = packed_a ? packed_a + first * block.rows : own_a;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/test.h"
 #include "base/types.h"
@@ -53,7 +54,7 @@ struct Case {
     std::vector<float> result;
     const Product p = product(a, result);
     const Steps steps(k, 2, packing.step_unit);
-    const size_t rows = rounded_up(m, packing.row_unit);
+    const size_t rows = round_up(m, packing.row_unit);
     std::vector<float> room(rows * steps.all + 16);
     void* at = room.data();
     size_t bytes = room.size() * sizeof(float);

@@ -1,6 +1,8 @@
 // The packed way over pairs of bfloat16 with the bfmmla of ARM (FEAT_BF16), one instruction for two rows of a, two columns
 // of b and four values of k: to a square of sums it adds one pair of products after the other. The two of a pair are
 // added up first; all sums are rounded to odd, and what is below the smallest normal float32 counts as 0.
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_pairs.h"
 
@@ -8,7 +10,6 @@ namespace obn::OBN_TARGET::gemm {
 namespace {
 
 using obn::gemm::even_part;
-using obn::gemm::rounded_up;
 using obn::gemm::Steps;
 
 constexpr size_t kMostPairs = kTileRows / 2;   // of rows: with those of columns 24 squares of sums
@@ -38,10 +39,10 @@ OBN_INLINE size_t panel_height(size_t rows) { return 2 * even_part((rows + 1) / 
 
 void pack_a(const Product& p, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
             float* to) {
-  const size_t height = panel_height(rows), panels = (rows + height - 1) / height, end = panels * (part + 1) / parts;
+  const size_t height = panel_height(rows), panels = divide_up(rows, height), end = panels * (part + 1) / parts;
   for (size_t r = panels * part / parts; r < end; ++r) {
     const size_t i = r * height, some = least(height, rows - i);
-    pack_squares(rows_of_a(p, row + i, some), rounded_up(some, 2), first, depth, to + i * depth);
+    pack_squares(rows_of_a(p, row + i, some), round_up(some, 2), first, depth, to + i * depth);
   }
 }
 
@@ -65,7 +66,7 @@ template <size_t kPairs>
 #pragma GCC unroll 4
     for (size_t j = 0; j < kAcross; ++j) sum[i][j] = F{};
   for (size_t p = 0; p < depth; p += kStepUnit, a += kPairs * kLanes, b += kAcross * kLanes) {
-    __builtin_prefetch(a + 16 * kPairs * kLanes);
+    prefetch_l1(a + 16 * kPairs * kLanes);
     F w[kAcross];
 #pragma GCC unroll 4
     for (size_t j = 0; j < kAcross; ++j) w[j] = load(b + j * kLanes);
@@ -93,16 +94,16 @@ constexpr Multiply multiply_pairs[kMostPairs + 1] = {nullptr,     multiply<1>, m
 
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
   const Steps steps(p.k, 2, kStepUnit);
-  const size_t width = rounded_up(p.n, kTileColumns), end = block.column + block.columns;
+  const size_t width = round_up(p.n, kTileColumns), end = block.column + block.columns;
   const size_t group = columns_at_once(p, block, kTileColumns), height = panel_height(block.rows);
   float* own_b = work;
   float* own_a = packed_a ? nullptr : work + steps.depth * kTileColumns;
   alignas(64) float sums[kTileRows * kTileColumns];
   Tile t;
-  for (size_t first = 0; first < steps.all; first += steps.depth) {
+  for (size_t first = 0; first < steps.all && !is_interrupted(); first += steps.depth) {
     const size_t depth = least(steps.depth, steps.all - first);
     if (own_a) pack_a(p, block.row, block.rows, first, depth, 0, 1, own_a);
-    const float* a = packed_a ? packed_a + first * rounded_up(block.rows, 2) : own_a;
+    const float* a = packed_a ? packed_a + first * round_up(block.rows, 2) : own_a;
     for (size_t from = block.column; from < end; from += group) {
       const size_t to = least(end, from + group);
       for (size_t j = from; j < to; j += kTileColumns) {

@@ -14,6 +14,7 @@
 #include <bit>
 #endif
 
+#include "base/integer.h"
 #include "base/memory.h"
 #include "base/test.h"
 #include "base/types.h"
@@ -162,7 +163,7 @@ void check_packing(const Packing& packing, const Product& p, const Check& check)
     by_quarters(q, [&](const Block& block) { packing.packed(q, block, nullptr, nullptr, work); });
   });
   const Steps steps(p.k, packing.word_values, packing.step_unit);
-  const size_t rows = rounded_up(p.m, packing.row_unit);
+  const size_t rows = round_up(p.m, packing.row_unit);
   std::vector<float> shared(rows * steps.all);
   for (size_t first = 0; first < steps.all; first += steps.depth)
     for (size_t part : {2, 0, 1})  // in any order: none writes where another has
@@ -170,7 +171,7 @@ void check_packing(const Packing& packing, const Product& p, const Check& check)
   check("packed, a shared", [&](const Product& q) {
     packing.packed(q, {0, q.m, 0, q.n}, shared.data(), nullptr, work);
   });
-  const size_t width = packing.tile_columns, columns = rounded_up(p.n, width);
+  const size_t width = packing.tile_columns, columns = round_up(p.n, width);
   std::vector<float> shared_b(columns * steps.all);
   for (size_t first = 0; first < steps.all; first += steps.depth) {
     const size_t depth = std::min(steps.depth, steps.all - first);

@@ -2,6 +2,8 @@
 // memory is whole tiles, zeros at the end, so tiles always have their full shape.
 #include <cstddef>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "gemm/gemm_blocks.h"
 #include "gemm/gemm_pairs.h"
 #include "gemm/gemm_tiles.h"
@@ -37,7 +39,7 @@ void pack_band(const Lines& s, size_t first, size_t depth, float* to) {
 
 void pack_a(const Product& p, size_t row, size_t rows, size_t first, size_t depth, size_t part, size_t parts,
             float* to) {
-  const size_t bands = (rows + kTileSide - 1) / kTileSide, end = bands * (part + 1) / parts;
+  const size_t bands = divide_up(rows, kTileSide), end = bands * (part + 1) / parts;
   for (size_t r = bands * part / parts; r < end; ++r) {
     const size_t i = r * kTileSide;
     pack_band(rows_of_a(p, row + i, least(kTileSide, rows - i)), first, depth, to + i * depth);
@@ -87,8 +89,8 @@ void multiply(Tiles& tiles, size_t rows, size_t columns, const float* a, const f
 
 void packed(const Product& p, const Block& block, const float* packed_a, const float* packed_b, float* work) {
   const Steps steps(p.k, 2, kTileSide);
-  const size_t width = (p.n + kColumns - 1) / kColumns * kColumns, end = block.column + block.columns;
-  const size_t all_rows = (block.rows + kTileSide - 1) / kTileSide * kTileSide;
+  const size_t width = round_up(p.n, kColumns), end = block.column + block.columns;
+  const size_t all_rows = round_up(block.rows, kTileSide);
   const size_t group = columns_at_once(p, block, kColumns);
   float* own_b = work;
   float* own_a = packed_a ? nullptr : work + steps.depth * kColumns;
@@ -96,7 +98,7 @@ void packed(const Product& p, const Block& block, const float* packed_a, const f
   Tiles tiles;
   Tile t;
   tiles.begin();
-  for (size_t first = 0; first < steps.all; first += steps.depth) {
+  for (size_t first = 0; first < steps.all && !is_interrupted(); first += steps.depth) {
     const size_t depth = least(steps.depth, steps.all - first);
     if (own_a) pack_a(p, block.row, block.rows, first, depth, 0, 1, own_a);
     const float* a = packed_a ? packed_a + first * all_rows : own_a;

@@ -5,33 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/describe.h"
+#include "base/memory.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/workspace.h"
 #include "loss/loss_filter.h"
 #include "openbnns/openbnns.h"
 
 namespace obn {
 
-namespace portable::loss {
-extern const obn::loss::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::loss {
-extern const obn::loss::Kernels kernels;
-}
-namespace avx512::loss {
-extern const obn::loss::Kernels kernels;
-}
-#endif
-
 namespace loss {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::loss::kernels, &avx2::loss::kernels, &avx512::loss::kernels,
-                                         nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::loss::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -39,15 +23,10 @@ using activation::Operand;
 using activation::walk_of;
 
 constexpr char kKind[] = "loss";
-constexpr size_t kStreamBytes = size_t{16} << 20;  // gradients larger than this go past the caches
 
 constexpr const char* kNames[kFunctions] = {"", "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_square_error",
                                             "huber", "yolo", "log", "cosine_distance", "hinge", "mean_absolute_error",
                                             "categorical_cross_entropy"};
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 // One value per sample, `step` apart.
 View values_view(BNNSDataType type) {
@@ -60,7 +39,7 @@ View values_view(BNNSDataType type) {
   return view;
 }
 
-// The whole batch as one sample, for comparisons of places.
+// The whole batch as one sample, for comparisons of memory ranges.
 View all_of(const View& view, size_t step, size_t batch) {
   View all = view;
   all.span = (batch - 1) * step + view.span;
@@ -72,6 +51,13 @@ View all_of(const View& view, size_t step, size_t batch) {
 // ---- creation ----
 
 Loss::Loss(const Options& options) : Filter(kKind, options), kernels_(targets.best()) {}
+
+void Loss::describe(Description* description) const {
+  description->kinds[0] = kNames[function_];
+  description->forward = description->input_gradient = runner_->name;
+  description->inputs[0] = &x_;
+  description->output = &y_;
+}
 
 int Loss::prepare(const void* layer_params) {
   const auto& base = *static_cast<const BNNSLayerParametersLossBase*>(layer_params);
@@ -91,6 +77,9 @@ int Loss::prepare(const void* layer_params) {
     return fail("output: expected float32%s%s; got %s", x_.type == BNNSDataTypeFloat32 ? "" : " or ",
                 x_.type == BNNSDataTypeFloat32 ? "" : obn::name_of(x_.type), obn::name_of(y_.type));
   if (prepare_function(layer_params) != 0) return -1;
+  runner_ = kRunners;
+  while (runner_->fits && !runner_->fits(function_, x_.count)) ++runner_;
+  unit_ = function_ == BNNSLossFunctionYolo ? yolo_.anchors * yolo_.box : is_per_value() ? 1 : x_.count;
   const size_t losses = !is_reduced() && is_per_value() ? x_.count : 1;
   if (y_.count != losses || !y_.is_packed()) {
     ShapeText got;
@@ -179,7 +168,19 @@ int Loss::check(const Arguments& a, Job* job) const {
   if (read_batch(x_, a.x, a.batch, a.x_stride, Access::read, "input", &job->x_step) != 0) return -1;
   job->x = walk_of(x_, a.x, a.batch, job->x_step);
   if (check_labels(a, job) != 0 || check_weights(a, job) != 0 || check_results(a, job) != 0) return -1;
-  return check_places(*job);
+  if (check_no_alias(*job) != 0) return -1;
+  std::byte* block;
+  if (find_workspace(work_bytes(a.batch), &block) != 0) return -1;
+  job->partial = reinterpret_cast<double*>(block);
+  return 0;
+}
+
+int Loss::answer_empty(const Arguments& a) const {
+  if (!a.y || !is_reduced()) return 0;
+  size_t step;
+  if (read_batch(y_, a.y, 1, y_.count, Access::write, "output", &step) != 0) return -1;
+  write_loss(walk_of(y_, a.y, 1, step), 0.0f);
+  return 0;
 }
 
 int Loss::check_labels(const Arguments& a, Job* job) const {
@@ -258,7 +259,7 @@ int Loss::check_results(const Arguments& a, Job* job) const {
 }
 
 // What is written lies apart from what is read, except that dx may take the place of x or of the labels.
-int Loss::check_places(const Job& job) const {
+int Loss::check_no_alias(const Job& job) const {
   const size_t batch = job.batch, results = is_reduced() ? 1 : batch;
   const View class_view = values_view(job.class_type), weight_view = values_view(BNNSDataTypeFloat32);
   // What is read, each with the batch it has.
@@ -315,8 +316,13 @@ BNNSFilter create(const void* layer_params, const BNNSFilterParameters* filter_p
 }
 
 int call(BNNSFilter handle, const Arguments& arguments) {
-  Filter* filter = find_filter(handle, kKind);
-  return filter ? static_cast<Loss*>(filter)->call(arguments) : -1;
+  auto* loss = static_cast<Loss*>(find_filter(handle, kKind));
+  if (!loss) return -1;
+  if (arguments.batch == 0) return loss->answer_empty(arguments);
+  Job job;
+  if (loss->check(arguments, &job) != 0) return -1;
+  const Pass pass = arguments.is_backward ? Pass::backward : Pass::forward;
+  return call_filter(loss, pass, arguments.batch, [&] { return (loss->*loss->runner().run)(&job); });
 }
 
 }  // namespace

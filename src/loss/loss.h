@@ -1,4 +1,4 @@
-// Losses: ten functions, five ways to combine the losses of a batch, and their gradients (spec loss.md).
+// Losses: ten functions, five ways to combine the losses of a batch, and their gradients (docs/interface/loss.md).
 //
 //   x, l, w    input, labels, weights                       b, n      samples, values of one sample
 //   y, dy      losses or what they are reduced to, and its  dx        gradient of x
@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "openbnns/bnns/loss.h"
 
 namespace obn::loss {
@@ -17,7 +17,7 @@ using Reduction = BNNSLossReductionFunction;
 
 inline constexpr size_t kFunctions = 11;  // numbered from 1
 
-// ---- what the documents leave open (spec loss.md 3) ----
+// ---- what the documents leave open (docs/interface/loss.md 3) ----
 
 // ε of the log loss cannot be set. 1e-7 is what the vendor's GPU library takes.
 inline constexpr float kLogEpsilon = 1e-7f;
@@ -47,7 +47,7 @@ struct Yolo {
   const float* sizes = nullptr;  // (anchors, 2): width, height in cells
 };
 
-// Loss of one cell; x, l (anchors, box), iou (anchors) is room. dx, unless NULL, becomes factor times the
+// Loss of one cell; x, l (anchors, box), iou (anchors) is scratch. dx, unless NULL, becomes factor times the
 // gradient; it may be x or l.
 double yolo_cell(const Yolo& yolo, const float* x, const float* l, double* iou, float factor, float* dx);
 
@@ -64,7 +64,7 @@ struct ValueRun {
   float factor;
   bool sums;  // the result is wanted
   float* y;   // NULL: not written
-  float* dx;  // NULL: not written; may be x or l
+  float* dx;  // NULL: not written; may be x or l, but for sigmoid cross entropy, which may read them twice
 };
 using ValueLoss = float (*)(const ValueRun&);  // Σ y where it sums
 
@@ -135,7 +135,10 @@ struct Kernels {
   void (*fence)();
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the obvious loops (loss_ref.cpp), in double precision ----
 

@@ -1,4 +1,4 @@
-// The loss layer. Its members are defined in loss.cpp (creation, checks) and loss_run.cpp (the calls themselves).
+// The loss layer. Its members are defined in loss.cpp (creation, checks) and loss_run.cpp (checked calls).
 // Letters as in loss.h.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "activation/activation_walk.h"
 #include "base/filter.h"
 #include "base/view.h"
-#include "loss/loss_places.h"
+#include "loss/loss_rows.h"
 
 namespace obn::loss {
 
@@ -73,6 +73,7 @@ struct Job {
   View dx_view, dy_view;
   size_t x_step = 0, l_step = 0, dx_step = 0, dy_step = 0;
   bool is_reduced = false;
+  double* partial = nullptr;  // (pieces) sums of losses, workspace
 
   bool keeps_losses() const { return wants_y && !is_reduced; }
   RowWeights weights_of(size_t sample, size_t n) const {
@@ -92,38 +93,61 @@ struct Job {
 
 class Loss final : public Filter {
  public:
+  // A way through the batch, for checked calls.
+  struct Runner {
+    const char* name;
+    bool (*fits)(Function function, size_t n);  // NULL: always
+    int (Loss::*run)(Job* job) const;           // 0
+  };
+
   explicit Loss(const Options& options);
   ~Loss() override { options().release(anchors_); }
 
   int prepare(const void* layer_params);
-  int call(const Arguments& arguments);
+  // Fills *job and gets its memory, or says what is wrong. Nothing is written.
+  int check(const Arguments& arguments, Job* job) const;
+  // A call without samples: the loss, where one is wanted, is 0.
+  int answer_empty(const Arguments& arguments) const;
+  const Runner& runner() const { return *runner_; }
   size_t work_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
 
  private:
+  static const Runner kRunners[];  // the last one always fits
+
   int prepare_function(const void* layer_params);
   int prepare_yolo(const BNNSLayerParametersLossYolo& parameters);
-  int check(const Arguments& arguments, Job* job) const;
   int check_labels(const Arguments& arguments, Job* job) const;
   int check_weights(const Arguments& arguments, Job* job) const;
   int check_results(const Arguments& arguments, Job* job) const;
-  int check_places(const Job& job) const;
+  int check_no_alias(const Job& job) const;
 
   bool is_reduced() const { return reduction_ != BNNSLossReductionNone; }
   bool is_per_value() const { return kernels_.values[function_] != nullptr; }
-  size_t piece_units(size_t batch) const;  // how many values, samples or cells make a piece
-  size_t units(size_t batch) const;
+  // A piece has whole units: values, samples, or cells.
+  size_t units(size_t batch) const { return batch * (x_.count / unit_); }
+  size_t piece_units(size_t batch) const;
 
-  double denominator(const Job& job, double* partial) const;
-  double run_values(const Job& job, double* partial) const;
-  double run_rows(const Job& job, double* partial) const;
-  double run_yolo(const Job& job, double* partial) const;
-  double short_rows(const Job& job, size_t first, size_t count, const Rooms& rooms, Sink* y, Gradient* dx) const;
-  double softmax_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const;
-  double cosine_row(const Job& job, size_t sample, const Rooms& rooms, Gradient* dx) const;
+  double denominator(const Job& job) const;
+  double begin(Job* job) const;
+  int finish(const Job& job, double divisor) const;
+  int run_values(Job* job) const;
+  int run_short_rows(Job* job) const;
+  int run_softmax(Job* job) const;
+  int run_cosine(Job* job) const;
+  int run_yolo(Job* job) const;
+  template <class Piece>
+  void by_samples(const Job& job, const Piece& piece) const;
+  template <class Row>
+  int run_rows(Job* job, const Row& row) const;
+  double softmax_row(const Job& job, size_t sample, const Scratch& scratch, Gradient* dx) const;
+  double cosine_row(const Job& job, size_t sample, const Scratch& scratch, Gradient* dx) const;
 
   const Kernels& kernels_;
+  const Runner* runner_ = nullptr;
   Function function_ = BNNSLossFunctionSoftmaxCrossEntropy;
   Reduction reduction_ = BNNSLossReductionNone;
+  size_t unit_ = 1;  // values of one
   View x_, y_;
   Shape shape_;
   Yolo yolo_;

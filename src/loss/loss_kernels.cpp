@@ -8,8 +8,6 @@
 
 namespace obn::OBN_TARGET::loss {
 
-extern const obn::loss::Kernels kernels;
-
 using obn::loss::kShortRow;
 using obn::loss::RowsRun;
 using obn::loss::Shape;
@@ -64,7 +62,7 @@ OBN_INLINE F first_lanes(F v, size_t n) { return iota() < static_cast<int32_t>(n
 // 4096 x 32000 values: 15 ms; with the next block on its way 22).
 constexpr size_t kAhead = 2048;
 
-// ---- losses of single values: f(x, l) and ∂f/∂x (spec loss.md 3) ----
+// ---- losses of single values: f(x, l) and ∂f/∂x (docs/interface/loss.md 3) ----
 
 struct Both {
   F loss, slope;
@@ -95,6 +93,21 @@ struct SigmoidCrossEntropy {
     l = fma(l, label_scale, label_shift);
     const F t = exp_in_sum(-abs(x)), large = reciprocal(t + 1.0f);
     return {fma(t, log1p_over_t(t), fnma(x, l, max(splat(0.0f), x))), (x < 0.0f ? t * large : large) - l};
+  }
+};
+
+// The same where the above is NaN: at infinite x the loss is infinite, but 0 where the label is the limit of σ.
+struct SigmoidCrossEntropyFar {
+  F label_scale, label_shift;
+  const SigmoidCrossEntropy near;
+  explicit SigmoidCrossEntropyFar(const Shape& s)
+      : label_scale(splat(s.label_scale)), label_shift(splat(s.label_shift)), near(s) {}
+
+  Both operator()(F x, F l) const {
+    const Both both = near(x, l);
+    l = fma(l, label_scale, label_shift);
+    const F apart = x < 0.0f ? l : 1.0f - l, size = abs(x);
+    return {size > __FLT_MAX__ ? (apart == 0.0f ? splat(0.0f) : apart * size) : both.loss, both.slope};
   }
 };
 
@@ -156,8 +169,11 @@ struct ValueLoop {
   [[gnu::always_inline]] void at(size_t i, size_t n) {
     const Both both = function(load_part(run.x + i, n), load_part(run.l + i, n));
     const F w = weights.at(i, n);
-    if constexpr (keeps) store_part(run.y + i, w * both.loss, n);
-    if constexpr (sums) {
+    if constexpr (keeps) {
+      const F y = w * both.loss;
+      store_part(run.y + i, y, n);
+      if constexpr (sums) total[half] += y;  // is one of them NaN? Beyond n it is not
+    } else if constexpr (sums) {
       const F added = fma(w, both.loss, total[half]);
       total[half] = n == kLanes ? added : (iota() < static_cast<int32_t>(n) ? added : total[half]);
     }
@@ -181,6 +197,20 @@ float values(const ValueRun& run) {
   }
   if (!run.sums) return value_run<Function, false, false, true>(run);
   return run.dx ? value_run<Function, true, false, true>(run) : value_run<Function, true, false, false>(run);
+}
+
+// NaN may stand for infinite x, which is rare: then all is computed again, and dx, which was right, is left alone.
+float sigmoid_values(const ValueRun& run) {
+  ValueRun again = run;
+  again.dx = nullptr;
+  if (run.y) {
+    const float total = run.dx ? value_run<SigmoidCrossEntropy, true, true, true>(run)
+                               : value_run<SigmoidCrossEntropy, true, true, false>(run);
+    if (total != total) value_run<SigmoidCrossEntropyFar, false, true, false>(again);
+    return 0.0f;
+  }
+  const float total = values<SigmoidCrossEntropy>(run);
+  return total == total || !run.sums ? total : value_run<SigmoidCrossEntropyFar, true, false, false>(again);
 }
 
 // ---- rows ----
@@ -477,7 +507,7 @@ void fence_all() { fence(); }
 
 constexpr obn::loss::Kernels table() {
   obn::loss::Kernels t{};
-  t.values[BNNSLossFunctionSigmoidCrossEntropy] = values<SigmoidCrossEntropy>;
+  t.values[BNNSLossFunctionSigmoidCrossEntropy] = sigmoid_values;
   t.values[BNNSLossFunctionMeanSquareError] = values<MeanSquareError>;
   t.values[BNNSLossFunctionHuber] = values<Huber>;
   t.values[BNNSLossFunctionLog] = values<Log>;
@@ -497,6 +527,6 @@ constexpr obn::loss::Kernels table() {
 
 }  // namespace
 
-constinit const obn::loss::Kernels kernels = table();
-
 }  // namespace obn::OBN_TARGET::loss
+
+constinit const obn::loss::Kernels obn::loss::Compiled::OBN_TARGET = obn::OBN_TARGET::loss::table();

@@ -1,9 +1,13 @@
 // Losses, the promises of the C interface: refusals, any block, an allocator that fails.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
+#include "base/filter.h"
 #include "base/view.h"
+#include "loss/loss_filter.h"
 #include "loss/loss_test.h"
 
 namespace obn::loss {
@@ -139,6 +143,59 @@ TEST(loss_refuses_with_a_sentence) {
 }
 
 // Blocks and calls by the thousand: nothing crashes, and what fails says why.
+TEST(loss_of_an_empty_batch_is_zero) {
+  for (Function function : kAll)
+    for (unsigned reduction = 0; reduction <= BNNSLossReductionNonZeroWeightMean; ++reduction)
+      for (bool is_half : {false, true}) {
+        auto block = block_of(function, static_cast<Reduction>(reduction), 4, 1.0f);
+        if (is_half) block.i_desc.data_type = block.o_desc.data_type = BNNSDataTypeFloat16;
+        BNNSFilter filter = BNNSFilterCreateLayerLoss(&block, nullptr);
+        CHECK(filter, "%s", obn_last_error());
+        uint16_t y[10], dx[8];  // float32 or float16, more than is written
+        std::fill_n(y, 10, uint16_t{0x1234});
+        std::fill_n(dx, 8, uint16_t{0x1234});
+        BNNSNDArrayDescriptor gradient = block.i_desc, upstream = block.o_desc;
+        gradient.data = dx;
+        upstream.data = y;
+        const auto check = [&](int status, size_t zeros) {
+          CHECK(status == 0, "%s", obn_last_error());
+          for (size_t i = 0; i < 10; ++i) CHECK(y[i] == (i < zeros ? 0 : 0x1234), "%x in place %zu", y[i], i);
+          for (uint16_t value : dx) CHECK(value == 0x1234, "%x in an empty gradient", value);
+        };
+        const float weight = 2.0f;
+        const int backward = BNNSLossFilterApplyBackwardBatch(filter, 0, nullptr, 0, &gradient, 0, nullptr, 0, &weight, 1,
+                                                              &upstream, 0);
+        check(backward, 0);
+        const size_t zeros = reduction == BNNSLossReductionNone ? 0 : is_half ? 1 : 2;
+        check(BNNSLossFilterApplyBatch(filter, 0, nullptr, 0, nullptr, 0, &weight, 1, y, &gradient, 0), zeros);
+        std::fill_n(y, 10, uint16_t{0x1234});
+        check(obn_loss_apply_classes(filter, 0, nullptr, 0, nullptr, BNNSDataTypeInt32, 0, nullptr, 0, y, nullptr, 0),
+              zeros);
+        BNNSFilterDestroy(filter);
+      }
+}
+
+TEST(loss_function_chooses_its_runner) {
+  const struct {
+    Function function;
+    size_t n;
+    const char* runner;
+  } cases[] = {{BNNSLossFunctionMeanSquareError, 4, "values"},
+               {BNNSLossFunctionSigmoidCrossEntropy, 4, "values"},
+               {BNNSLossFunctionSoftmaxCrossEntropy, kShortRow, "short rows"},
+               {BNNSLossFunctionSoftmaxCrossEntropy, kShortRow + 1, "softmax"},
+               {BNNSLossFunctionCategoricalCrossEntropy, 4, "short rows"},
+               {BNNSLossFunctionCosineDistance, 4, "cosine"}};
+  for (const auto& c : cases) {
+    const auto block = block_of(c.function, BNNSLossReductionSum, c.n);
+    BNNSFilter filter = BNNSFilterCreateLayerLoss(&block, nullptr);
+    CHECK(filter, "%s", obn_last_error());
+    const char* runner = static_cast<const Loss*>(find_filter(filter))->runner().name;
+    CHECK(std::strcmp(runner, c.runner) == 0, "%s, expected %s", runner, c.runner);
+    BNNSFilterDestroy(filter);
+  }
+}
+
 TEST(loss_survives_any_block) {
   Random random(20);
   constexpr size_t kSizes[] = {0, 1, 2, 3, 6, 8, SIZE_MAX, size_t{1} << 40};

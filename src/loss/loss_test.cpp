@@ -237,7 +237,7 @@ TEST(loss_short_rows_match_ref_on_every_target) {
 TEST(loss_ref_gradients_are_derivatives) {
   Random random(13);
   for (Function function : kAll) {
-    // The gradients of these three are not derivatives of their values (spec loss.md 3.5, 3.6, 3.9).
+    // The gradients of these three are not derivatives of their values (docs/interface/loss.md 3.5, 3.6, 3.9).
     const double slack = function == BNNSLossFunctionLog ? 1e-3 : 1e-6;
     if (function == BNNSLossFunctionCosineDistance || function == BNNSLossFunctionCategoricalCrossEntropy) continue;
     for (int r = 0; r <= 4; ++r) {

@@ -1,5 +1,5 @@
 // The detection loss, cell by cell. What the documents say of it is the list of its parts; the rest is the model of
-// YOLO version 2 (spec loss.md 4).
+// YOLO version 2 (docs/interface/loss.md 4).
 #include <cmath>
 #include <cstddef>
 #include <initializer_list>

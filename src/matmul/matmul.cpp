@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "base/interrupt.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -16,10 +17,6 @@ namespace {
 
 constexpr char kProduct[] = "matrix product", kContraction[] = "tensor contraction", kGram[] = "Gram matrix";
 constexpr char kGramExpression[] = "x_*ijf, x_*ijc -> g_*fc";
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 // What float32 holds exactly.
 bool is_short_integer(BNNSDataType type) {
@@ -72,18 +69,8 @@ int check_types(const View* const* views, const char* const* words) {
   return 0;
 }
 
-// The workspace of a call; -1 with a sentence when there is none, and then nothing was written.
-int find_workspace(size_t bytes, std::byte** work) {
-  *work = nullptr;
-  if (bytes == SIZE_MAX) return fail("batch: expected a size whose workspace can be addressed; it overflows");
-  if (!scratch()) return -1;
-  if (bytes == 0) return 0;
-  *work = workspace(bytes);
-  return *work ? 0 : -1;
-}
-
 size_t bytes_of_product(Product product) {
-  Room counted;
+  Workspace counted;
   product.place(&counted);
   return counted.used();
 }
@@ -121,6 +108,12 @@ Problem problem_of(const Form& form, size_t inputs, float alpha, size_t batch, c
 // ---- creation ----
 
 Contraction::~Contraction() { options().release(copied_weights_); }
+
+void Contraction::describe(Description* description) const {
+  description->forward = description->input_gradient = "products";
+  for (size_t k = 0; k < inputs_; ++k) description->inputs[k] = &view_[k];
+  description->output = &view_[kC];
+}
 
 const char* Contraction::word_of(size_t operand) const {
   if (operand == weights_) return "weights";
@@ -213,8 +206,8 @@ int Contraction::forward(size_t batch, Tensor* inputs, void* y, size_t y_stride)
   std::byte* work;
   if (find_workspace(bytes_of_product(product), &work) != 0) return -1;
   if (form_.repeats[kC] && !accumulate_) clear(view_[kC], y, batch, result.step, options().threads);
-  Room room(work);
-  product.place(&room);
+  Workspace workspace(work);
+  product.place(&workspace);
   product.run();
   return 0;
 }
@@ -265,7 +258,7 @@ int Contraction::check_gradient(size_t operand, BNNSNDArrayDescriptor* descripto
   if (is_weights) gradient.step = 0;
   // What the gradient of one operand is multiplied with.
   const size_t other = is_square_ ? kA : operand == kA ? kB : kA;
-  if (inputs_ == 2 && !g->input[other].data)
+  if (inputs_ == 2 && !g->input[other].data && g->batch > 0)
     return fail("%s: expected the input of apply, which %s needs; got NULL", word_of(other), word);
   return 0;
 }
@@ -293,28 +286,32 @@ int Contraction::backward(const BNNSNDArrayDescriptor* dy, size_t dy_stride, BNN
   }
   if (check_apart(place("a_gradient", g->gradient[kA], kA), place("b_gradient", g->gradient[kB], kB)) != 0) return -1;
 
+  if (batch == 0) {
+    if (weights_ != kNone) clear_sum(g->view[weights_]);
+    return 0;
+  }
   std::byte* work;
   if (find_workspace(backward_bytes(*g), &work) != 0) return -1;
-  Room room(work);
-  make_gradients(*g, &room, true);
+  Workspace workspace(work);
+  make_gradients(*g, &workspace, true);
   return 0;
 }
 
 size_t Contraction::backward_bytes(const Gradients& g) const {
-  Room counted;
+  Workspace counted;
   make_gradients(g, &counted, false);
   return counted.used();
 }
 
-void Contraction::make_gradients(const Gradients& g, Room* room, bool runs) const {
+void Contraction::make_gradients(const Gradients& g, Workspace* workspace, bool runs) const {
   for (size_t t = 0; t < 2; ++t) {
     if (!g.gradient[t].data) continue;
     if (is_square_) {
-      make_square_gradient(g, room, runs);
+      make_square_gradient(g, workspace, runs);
     } else {
       const bool is_partial = form_.repeats[t];
       if (runs && is_partial && !g.view[t].accumulate) clear_gradient(g, t);
-      add_gradient(g, t, g.gradient[t], g.view[t].accumulate || is_partial, room, runs);
+      add_gradient(g, t, g.gradient[t], g.view[t].accumulate || is_partial, workspace, runs);
     }
   }
 }
@@ -326,18 +323,18 @@ void Contraction::clear_gradient(const Gradients& g, size_t operand) const {
 }
 
 // c = alpha · Σ a·b:  da = alpha · Σ dc·b, and the same for b.
-void Contraction::add_gradient(const Gradients& g, size_t operand, const Tensor& result, bool accumulate, Room* room,
-                               bool runs) const {
+void Contraction::add_gradient(const Gradients& g, size_t operand, const Tensor& result, bool accumulate,
+                               Workspace* workspace, bool runs) const {
   const size_t other = operand == kA ? kB : kA;
   Problem p = problem(g.batch, g.dy, kC, g.input[other], other, result, operand);
   p.accumulate = accumulate;
   Product product(p, options().threads);
-  product.place(room);
+  product.place(workspace);
   if (runs) product.run();
 }
 
 // c = alpha · Σ x·x: dx is the sum of both. Halves are added in float32 and rounded once.
-void Contraction::make_square_gradient(const Gradients& g, Room* room, bool runs) const {
+void Contraction::make_square_gradient(const Gradients& g, Workspace* workspace, bool runs) const {
   const View& view = g.view[kA];
   const bool is_partial = form_.repeats[kA] || form_.repeats[kB], in_place = view.type == BNNSDataTypeFloat32;
   Tensor result = g.gradient[kA];
@@ -345,15 +342,13 @@ void Contraction::make_square_gradient(const Gradients& g, Room* room, bool runs
   if (!in_place) {
     make_packed(&packed);
     packed.type = BNNSDataTypeFloat32;
-    size_t values;
-    const bool overflows = __builtin_mul_overflow(view.count, g.batch, &values);
-    result = {&packed, room->floats(overflows ? SIZE_MAX : values), view.count};
+    result = {&packed, workspace->take<float>(view.count, g.batch), view.count};
   }
   const bool adds = in_place && view.accumulate;
   if (runs && is_partial && !adds)
     clear(*result.view, const_cast<void*>(result.data), g.batch, result.step, options().threads);
-  add_gradient(g, kA, result, adds || is_partial, room, runs);
-  add_gradient(g, kB, result, true, room, runs);
+  add_gradient(g, kA, result, adds || is_partial, workspace, runs);
+  add_gradient(g, kB, result, true, workspace, runs);
   if (runs && !in_place)
     copy_unpacked(static_cast<const float*>(result.data), view, view.data, g.batch, g.gradient[kA].step,
                   view.accumulate, options().threads);
@@ -364,7 +359,7 @@ int Contraction::apply_backward(const Backward& a) {
   if (a.db) return fail("bias_gradient: expected NULL, a %s has no bias; got a descriptor", kind());
   if (a.dw && weights_ == kNone)
     return fail("weights_gradient: expected NULL, this %s has no weights; got a descriptor", kind());
-  if (a.batch == 0 || (!a.dx && !a.dw)) return 0;
+  if (!a.dx && !a.dw) return 0;
   Gradients g;
   g.batch = a.batch;
   const size_t operand = data_operand();
@@ -383,7 +378,7 @@ int Contraction::apply_two_backward(const BackwardTwo& a) {
   if (a.dw || a.dbias)
     return fail("%s_gradient: expected NULL, a %s of two inputs has none; got a descriptor",
                 a.dw ? "weights" : "bias", kind());
-  if (a.batch == 0 || (!a.da && !a.db)) return 0;
+  if (!a.da && !a.db) return 0;
   Gradients g;
   g.batch = a.batch;
   if ((a.a && check_input(kA, a.batch, a.a, a.a_stride, &g.input[kA]) != 0) ||
@@ -396,6 +391,8 @@ int Contraction::apply_two_backward(const BackwardTwo& a) {
 
 size_t Contraction::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
+  for (size_t t = kA; t < kTensors; ++t)
+    if ((t < inputs_ || t == kC) && check_batch_size(view_[t], t == weights_ ? 1 : batch) != 0) return SIZE_MAX;
   // Tensors somewhere, lying as they were described.
   const auto tensor = [&](size_t t) { return Tensor{&view_[t], kProduct, t == weights_ ? 0 : view_[t].packed_batch}; };
   Problem p = problem(batch, tensor(kA), kA, tensor(kB), kB, tensor(kC), kC);
@@ -475,15 +472,19 @@ struct Direct {
     }
     return 0;
   }
+
+  int check_workspace(const void* data, size_t bytes) const {
+    const View memory = view_of_bytes(bytes);
+    const Place workspace = {"workspace", &memory, data, 0, 1};
+    const char* const words[] = {"a", "b", "out"};
+    for (size_t t = 0; t < kTensors && bytes > 0; ++t)
+      if (check_apart(workspace, {words[t], &view[t], view[t].data, 0, 1}) != 0) return -1;
+    return 0;
+  }
 };
 
 // What a workspace of the caller, of any alignment, must have.
 size_t workspace_bytes(size_t bytes) { return bytes == 0 ? 0 : bytes + kAlignment - 1; }
-
-std::byte* aligned(void* workspace) {
-  const auto address = reinterpret_cast<uintptr_t>(workspace);
-  return reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment);
-}
 
 int multiply(bool transpose_a, bool transpose_b, float alpha, const BNNSNDArrayDescriptor* a,
              const BNNSNDArrayDescriptor* b, const BNNSNDArrayDescriptor* c, void* given,
@@ -496,10 +497,13 @@ int multiply(bool transpose_a, bool transpose_b, float alpha, const BNNSNDArrayD
   const size_t bytes = bytes_of_product(product);
   std::byte* work;
   if (find_workspace(given && bytes != SIZE_MAX ? 0 : bytes, &work) != 0) return -1;
-  Room room(given ? aligned(given) : work);
-  product.place(&room);
-  product.run();
-  return 0;
+  if (given && direct.check_workspace(given, workspace_bytes(bytes)) != 0) return -1;
+  Workspace workspace(given ? aligned(given) : work);
+  product.place(&workspace);
+  return interruptible(nullptr, [&] {
+    product.run();
+    return 0;
+  });
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "activation/activation.h"
 #include "base/filter.h"
 #include "base/view.h"
+#include "base/workspace.h"
 #include "gemm/gemm.h"
 #include "openbnns/bnns/matmul.h"
 
@@ -30,9 +31,9 @@ inline constexpr size_t kMostIndices = kTensors * BNNS_MAX_TENSOR_DIMENSION;
 
 // One operand of an expression: a name and the letters of its axes, with a star in front or behind for any others.
 struct Word {
-  static constexpr size_t kNameRoom = 32;
+  static constexpr size_t kNameSize = 32;
 
-  char name[kNameRoom] = {};
+  char name[kNameSize] = {};
   char letters[BNNS_MAX_TENSOR_DIMENSION] = {};
   size_t count = 0;  // of letters
   bool star_first = false;
@@ -91,20 +92,6 @@ struct Problem {
   bool accumulate = false;
 };
 
-// How the work of a call is shared out: parts of its workspace are counted first, then placed.
-class Room {
- public:
-  explicit Room(std::byte* block = nullptr) : block_(block) {}
-
-  std::byte* bytes(size_t n);  // NULL while counting
-  float* floats(size_t n);
-  size_t used() const { return used_; }  // SIZE_MAX: more than can be addressed
-
- private:
-  std::byte* block_;
-  size_t used_ = 0;
-};
-
 // A tensor and its packed float32 copy.
 struct Move {
   struct Step {
@@ -123,7 +110,7 @@ class Product {
  public:
   Product(const Problem& problem, size_t threads);
 
-  void place(Room* room);  // twice: counting, and in the workspace
+  void place(Workspace* workspace);  // twice: counting, and in the workspace
   void run() const;
 
  private:
@@ -196,6 +183,7 @@ class Contraction final : public Filter {
   int apply_backward(const Backward& arguments) override;
   int apply_two_backward(const BackwardTwo& arguments) override;
   size_t work_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
 
  private:
   bool takes_two() const { return inputs_ == 2 && !is_square_ && weights_ == kNone; }
@@ -209,10 +197,10 @@ class Contraction final : public Filter {
   int backward(const BNNSNDArrayDescriptor* dy, size_t dy_stride, BNNSNDArrayDescriptor* const* descriptors,
                const size_t* strides, Gradients* g) const;
   size_t backward_bytes(const Gradients& g) const;
-  // These take their room, and do the work where they are to.
-  void make_gradients(const Gradients& g, Room* room, bool runs) const;
-  void make_square_gradient(const Gradients& g, Room* room, bool runs) const;
-  void add_gradient(const Gradients& g, size_t operand, const Tensor& result, bool accumulate, Room* room,
+  // These take their parts of the workspace, and do the work where they are to.
+  void make_gradients(const Gradients& g, Workspace* workspace, bool runs) const;
+  void make_square_gradient(const Gradients& g, Workspace* workspace, bool runs) const;
+  void add_gradient(const Gradients& g, size_t operand, const Tensor& result, bool accumulate, Workspace* workspace,
                     bool runs) const;
   void clear_gradient(const Gradients& g, size_t operand) const;
   Problem problem(size_t batch, const Tensor& first, size_t first_role, const Tensor& second, size_t second_role,

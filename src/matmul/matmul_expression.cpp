@@ -46,7 +46,7 @@ class Reader {
 int read_word(Reader* reader, Word* word) {
   size_t length = 0;
   for (char c; is_letter(c = reader->next()); reader->take(c)) {
-    if (length + 1 == Word::kNameRoom) return reader->expected("a name of at most 31 letters");
+    if (length + 1 == Word::kNameSize) return reader->expected("a name of at most 31 letters");
     word->name[length++] = c;
   }
   if (length == 0) return reader->expected("a name");
@@ -111,9 +111,10 @@ class Indices {
     const size_t first = word.star_first ? stars : 0;
     for (size_t k = 0; k < view.rank; ++k) {
       const bool is_named = k >= first && k < first + word.count;
-      const size_t star = word.star_first ? stars - 1 - k : k - word.count;
       const size_t axis = axis_of_tuple(view, k);
-      const int key = is_named ? word.letters[k - first] : static_cast<int>(star);
+      const int key = is_named          ? word.letters[k - first]
+                      : word.star_first ? static_cast<int>(stars - 1 - k)
+                                        : static_cast<int>(k - word.count);
       if (add_axis(tensor, key, axis, view.extent[axis]) != 0) return -1;
     }
     return 0;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/memory.h"
+#include "base/integer.h"
 #include "base/pool.h"
 #include "base/precision.h"
 #include "base/types.h"
@@ -21,11 +21,6 @@ constexpr size_t kTicketWork = size_t{1} << 19;      // multiplications of a tic
 constexpr size_t kTicketsPerThread = 2;              // at most: neighbours that two threads write disturb each other
 constexpr size_t kManyUses = 4;                      // of an operand, which pay for converting or turning it first
 
-size_t divide_up(size_t a, size_t b) { return (a + b - 1) / b; }
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 std::byte* address(const Values& values, size_t offset) {
   return static_cast<std::byte*>(const_cast<void*>(values.data)) + offset * bytes_of(values.type);
@@ -116,23 +111,6 @@ void copy_out(const Move& move, const Values& result, bool accumulate, size_t th
 
 }  // namespace
 
-// ---- room ----
-
-std::byte* Room::bytes(size_t n) {
-  std::byte* part = block_ ? block_ + used_ : nullptr;
-  if (n > SIZE_MAX - kAlignment || __builtin_add_overflow(used_, divide_up(n, kAlignment) * kAlignment, &used_))
-    used_ = SIZE_MAX;
-  return part;
-}
-
-float* Room::floats(size_t n) {
-  if (n > SIZE_MAX / sizeof(float)) {
-    used_ = SIZE_MAX;
-    return nullptr;
-  }
-  return reinterpret_cast<float*>(bytes(n * sizeof(float)));
-}
-
 // ---- axes ----
 
 Product::Product(const Problem& problem, size_t threads) : p_(problem), threads_(threads) {
@@ -170,15 +148,17 @@ void Product::merge_axes() {
       if (slow.stride[t] != fast.stride[t] * fast.extent) return false;
     return true;
   };
-  for (size_t i = 0; i < p_.count; ++i) {
-    for (size_t j = 0; j < p_.count; ++j) {
-      if (i == j || !continues(p_.axes[i], p_.axes[j])) continue;
-      p_.axes[i].extent *= p_.axes[j].extent;
-      std::copy(p_.axes + j + 1, p_.axes + p_.count, p_.axes + j);
-      --p_.count;
-      i = j = static_cast<size_t>(-1);  // from the start
-      break;
+  for (size_t i = 0; i < p_.count;) {
+    size_t j = 0;
+    while (j < p_.count && (i == j || !continues(p_.axes[i], p_.axes[j]))) ++j;
+    if (j == p_.count) {
+      ++i;
+      continue;
     }
+    p_.axes[i].extent *= p_.axes[j].extent;
+    std::copy(p_.axes + j + 1, p_.axes + p_.count, p_.axes + j);
+    --p_.count;
+    i = 0;  // from the start
   }
 }
 
@@ -304,11 +284,11 @@ void Product::rearrange(size_t tensor, size_t fastest, size_t next, Move* move) 
 
 // ---- running ----
 
-void Product::place(Room* room) {
+void Product::place(Workspace* workspace) {
   for (Move& move : move_)
-    if (move.values > 0) move.floats = room->floats(move.values);
-  if (ones_ > 0) one_ = room->floats(ones_);
-  if (!by_rows_) work_ = room->bytes(gemm::work_bytes(engine_product()));
+    if (move.values > 0) move.floats = workspace->take<float>(move.values);
+  if (ones_ > 0) one_ = workspace->take<float>(ones_);
+  if (!by_rows_) work_ = workspace->take(gemm::work_bytes(engine_product()));
 }
 
 void Product::run() const {

@@ -120,10 +120,10 @@ struct Sample {
 
 void run_with(const Problem& problem, size_t threads) {
   Product product(problem, threads);
-  Room counted;
+  Workspace counted;
   product.place(&counted);
-  Room room(workspace(counted.used()));
-  product.place(&room);
+  Workspace placed(workspace(counted.used()));
+  product.place(&placed);
   product.run();
 }
 

@@ -7,17 +7,15 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/describe.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/workspace.h"
 
 namespace obn::normalization {
 namespace {
 
 constexpr char kKind[] = "normalization";
-
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
 
 int check_float(const View& view, const char* argument) {
   if (is_float_type(view.type)) return 0;
@@ -32,6 +30,7 @@ int check_same_shape(const View& view, const View& like, const char* argument) {
 }
 
 Range range_of(const View& view, const void* data, size_t batch, size_t stride) {
+  if (batch == 0) return {0, 0};
   const auto first = reinterpret_cast<uintptr_t>(data);
   return {first, first + ((batch - 1) * stride + view.span) * bytes_of(view.type)};
 }
@@ -39,15 +38,6 @@ Range range_of(const View& view, const void* data, size_t batch, size_t stride) 
 int check_ranges(const Range& a, const char* a_argument, const Range& b, const char* b_argument) {
   if (a.end <= b.first || b.end <= a.first) return 0;
   return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
-}
-
-// The workspace of a call; NULL with a sentence, and then nothing was written.
-std::byte* workspace_for(size_t bytes) {
-  if (bytes == SIZE_MAX) {
-    fail("batch: expected a size whose workspace can be addressed; it overflows");
-    return nullptr;
-  }
-  return workspace(bytes);
 }
 
 }  // namespace
@@ -64,8 +54,17 @@ Normalization::~Normalization() {
   options().release(beta_block_);
 }
 
+void Normalization::describe(Description* description) const {
+  constexpr const char* kNames[] = {"batch_norm", "instance_norm", "layer_norm", "group_norm"};
+  description->kinds[0] = kNames[static_cast<size_t>(plan.kind)];
+  description->inputs[0] = &x_;
+  description->output = &y_;
+}
+
 int Normalization::prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& p) {
   if (prepare_geometry(type, p) != 0) return -1;
+  plan.forward_way = choose_forward(plan);
+  plan.backward_way = choose_backward(plan);
   if (!(p.momentum >= 0.0f && p.momentum <= 1.0f))
     return fail("momentum: expected a number from 0 to 1; got %g", static_cast<double>(p.momentum));
   if (!(p.epsilon >= 0.0f) || std::isinf(p.epsilon))
@@ -88,7 +87,7 @@ int Normalization::prepare(BNNSFilterType type, const BNNSLayerParametersNormali
       prepare_moving(p.moving_variance_desc, "moving_variance", &plan.moving_variance,
                      &plan.moving_variance_step) != 0)
     return -1;
-  return 0;
+  return check_parameters_apart(p);
 }
 
 int Normalization::prepare_geometry(BNNSFilterType type, const BNNSLayerParametersNormalization& p) {
@@ -189,7 +188,7 @@ int Normalization::prepare_parameter(const BNNSNDArrayDescriptor& descriptor, co
 int Normalization::prepare_moving(const BNNSNDArrayDescriptor& descriptor, const char* argument, float** values,
                                   size_t* step) {
   if (!descriptor.data) return 0;
-  View view;
+  View& view = moving_view_[moving_count_];
   size_t unused;
   if (read_view(descriptor, Access::write, argument, &view) != 0 || check_count(view, argument) != 0 ||
       read_batch(view, view.data, 1, 0, Access::write, argument, &unused) != 0)
@@ -202,7 +201,25 @@ int Normalization::prepare_moving(const BNNSNDArrayDescriptor& descriptor, const
   }
   *values = static_cast<float*>(view.data);
   *step = walk.stride[0];
+  moving_[moving_count_++] = {argument, &view, view.data, 0, 1};
   own_[own_count_++] = {range_of(view, view.data, 1, 0), argument};
+  return 0;
+}
+
+// Running statistics are written: they lie apart from each other and from γ and β, even where those are copied.
+int Normalization::check_parameters_apart(const BNNSLayerParametersNormalization& p) const {
+  if (moving_count_ == 2 && obn::check_apart(moving_[1], moving_[0]) != 0) return -1;
+  const struct {
+    const BNNSNDArrayDescriptor& descriptor;
+    const char* argument;
+  } parameters[] = {{p.gamma_desc, "gamma"}, {p.beta_desc, "beta"}};
+  for (const auto& [descriptor, argument] : parameters) {
+    View view;
+    if (!descriptor.data) continue;
+    if (read_view(descriptor, Access::read, argument, &view) != 0) return -1;
+    const Place read = {argument, &view, view.data, 0, 1};
+    if (for_moving([&](const Place& moving) { return obn::check_apart(moving, read); }) != 0) return -1;
+  }
   return 0;
 }
 
@@ -232,14 +249,17 @@ int Normalization::apply_normalization(size_t batch, const void* x, size_t x_str
       check_output(batch, y, y_stride, &y_stride) != 0 ||
       activation::check_places({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "input", batch) != 0)
     return -1;
+  const Place in = {"input", &x_, x, x_stride, batch};
+  if (training && for_moving([&](const Place& moving) { return obn::check_apart(moving, in); }) != 0) return -1;
   const Tensor from(x_, x, x_stride), to(y_, y, y_stride);
   const bool borrows = training && borrows_ && can_stay(from);
   if (borrows && activation::check_apart({&y_, y, y_stride}, "output", {&x_, x, x_stride}, "the borrowed input",
                                          batch) != 0)
     return -1;
-  if (!scratch()) return -1;
-  std::byte* work = workspace_for(forward_bytes(plan, batch, from, to, training));
-  if (!work || (training && state.reserve(plan, batch, !borrows) != 0)) return -1;
+  std::byte* work;
+  if (find_workspace(forward_bytes(plan, batch, from, to, training), &work) != 0 ||
+      (training && state.reserve(plan, batch, !borrows) != 0))
+    return -1;
   if (training) {
     borrowed_ = borrows ? x : nullptr;
     borrowed_step_ = x_stride;
@@ -302,10 +322,11 @@ int Normalization::check(const BackwardArguments& a, Gradients* g) const {
   g->dy = Tensor(g->dy_view, g->dy_view.data, g->dy_stride);
   const Range dy_range = range_of(g->dy_view, g->dy_view.data, batch, g->dy_stride);
   Range y_range = {0, 0}, dx_range = {0, 0}, x_range = {0, 0};
-  if (borrowed_) x_range = range_of(x_, borrowed_, batch, borrowed_step_);
+  if (borrowed_) x_range = range_of(x_, borrowed_, state.batch, borrowed_step_);
   if (!plan.activation.is_identity()) {
     if (plan.activation.check_backward() != 0) return -1;
-    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+    if (!a.y && batch > 0)
+      return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
     if (read_batch(y_, a.y, batch, a.y_stride, Access::read, "output", &g->y_stride) != 0) return -1;
     g->y = Tensor(y_, a.y, g->y_stride);
     y_range = range_of(y_, a.y, batch, g->y_stride);
@@ -347,7 +368,9 @@ int Normalization::check(const BackwardArguments& a, Gradients* g) const {
   return plan.activation.depends_on_values() ? check_output_values(g->y, batch) : 0;
 }
 
+// No samples go with any training call, and with none.
 int Normalization::check_batch(size_t batch) const {
+  if (batch == 0) return 0;
   if (state.batch == 0) return fail("filter: expected an apply in training mode before its gradients; there was none");
   if (batch == state.batch) return 0;
   return fail("batch: expected %zu samples, as in the last training apply; got %zu", state.batch, batch);
@@ -377,13 +400,15 @@ int Normalization::check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, 
 }
 
 int Normalization::apply_normalization_backward(const BackwardArguments& a) {
-  if (a.batch == 0) return 0;
   Gradients g;
   if (check(a, &g) != 0) return -1;
   if (!a.dx && !a.dbeta && !a.dgamma) return 0;
-  if (!scratch()) return -1;
-  std::byte* work = workspace_for(backward_bytes(plan, a.batch, g.dy, g.y, g.dx, g.dbeta, g.dgamma));
-  if (!work) return -1;
+  if (a.batch == 0) {
+    g.clear_sums();
+    return 0;
+  }
+  std::byte* work;
+  if (find_workspace(backward_bytes(plan, a.batch, g.dy, g.y, g.dx, g.dbeta, g.dgamma), &work) != 0) return -1;
   backward(plan, state, g.dy, g.y, g.dx, g.accumulate, g.dbeta, g.dgamma, work);
   return 0;
 }
@@ -398,12 +423,14 @@ int Normalization::set_borrow_input(int on) {
 }
 
 size_t Normalization::kept_bytes(size_t batch) const {
+  if (check_batch_size(x_, batch) != 0 || check_batch_size(y_, batch) != 0) return SIZE_MAX;
   const Tensor x(x_, kKind, x_.packed_batch);  // somewhere, as it was described
   return State::bytes_for(plan, batch, !(borrows_ && can_stay(x)));
 }
 
 size_t Normalization::work_bytes(size_t batch) const {
   if (batch == 0) return 0;
+  if (check_batch_size(x_, batch) != 0 || check_batch_size(y_, batch) != 0) return SIZE_MAX;
   const Tensor x(x_, kKind, x_.packed_batch), y(y_, kKind, y_.packed_batch);  // somewhere, as they were described
   ParameterGradient gradient;
   gradient.is_wanted = true;
@@ -445,7 +472,10 @@ BNNSFilter BNNSFilterCreateLayerNormalization(BNNSFilterType normType,
 int BNNSNormalizationFilterApplyBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride, void* out,
                                       size_t out_stride, bool training) {
   auto* found = obn::normalization::find(filter);
-  return found ? found->apply_normalization(batch_size, in, in_stride, out, out_stride, training) : -1;
+  if (!found) return -1;
+  return obn::call_filter(found, obn::Pass::forward, batch_size, [&] {
+    return found->apply_normalization(batch_size, in, in_stride, out, out_stride, training);
+  });
 }
 
 int BNNSNormalizationFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, BNNSNDArrayDescriptor* in_delta,
@@ -454,7 +484,9 @@ int BNNSNormalizationFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_si
                                               BNNSNDArrayDescriptor* beta_delta, BNNSNDArrayDescriptor* gamma_delta) {
   auto* found = obn::normalization::find(filter);
   if (!found) return -1;
-  return found->apply_normalization_backward({batch_size, in_delta, in_delta_stride, out, out_stride, out_delta,
-                                              out_delta_stride, beta_delta, gamma_delta});
+  return obn::call_filter(found, obn::Pass::backward, batch_size, [&] {
+    return found->apply_normalization_backward({batch_size, in_delta, in_delta_stride, out, out_stride, out_delta,
+                                                out_delta_stride, beta_delta, gamma_delta});
+  });
 }
 }

@@ -2,7 +2,7 @@
 // kernels and the reference loops share.
 //
 // Letters: N samples, each of C channels of H·W values; μ and v are mean and population variance of one group of
-// values (spec normalization.md 2), r = 1/sqrt(v + ε).
+// values (docs/interface/normalization.md 2), r = 1/sqrt(v + ε).
 //
 //   x̂ = (x - μ)·r        y = act(γ·x̂ + β)        dz = dy·act'(y)        g = γ·dz
 //   dβ = Σ dz   dγ = Σ dz·x̂   dx = r·(g - mean(g) - x̂·mean(g·x̂))
@@ -21,7 +21,7 @@
 
 #include "activation/activation.h"
 #include "activation/activation_walk.h"
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "base/filter.h"
 #include "base/kept_block.h"
 #include "base/view.h"
@@ -58,7 +58,6 @@ struct Moments {
 }
 
 // The same of one run of one sample: the pieces that statistics of channels are put together from, in memory order.
-// They depend on the run alone, so whoever has its values in a cache may gather them (Kernels::run_moments).
 inline constexpr size_t kSumBlock = 4096;  // values that are summed in float before they go into a double
 
 struct RunMoments {
@@ -79,6 +78,18 @@ struct Sums {
   double dz = 0.0, dz_xhat = 0.0;
 };
 
+// Of two NaN a sum takes the sign and payload of one, and which one is the compiler's choice in every copy of a loop. So
+// that no cut of the work shows, sums that are handed out become this one, and a group that is NaN is written as such.
+inline constexpr float kNaN = __builtin_nanf("");
+[[gnu::always_inline]] inline bool is_nan(float v) { return v != v; }
+[[gnu::always_inline]] inline float settled(float v) { return v == v ? v : kNaN; }
+[[gnu::always_inline]] inline double settled(double v) { return v == v ? v : static_cast<double>(kNaN); }
+[[gnu::always_inline]] inline Sums settled(const Sums& s) { return {settled(s.dz), settled(s.dz_xhat)}; }
+[[gnu::always_inline]] inline void set_nan(const Runs& runs, size_t count, size_t length) {
+  for (size_t k = 0; k < count; ++k)
+    for (size_t i = 0; i < length; ++i) runs.data[k * runs.step + i] = kNaN;
+}
+
 // Up to this length the moments of many runs are had at a time, not those of the next run on the way.
 inline constexpr size_t kShortRun = 128;
 
@@ -90,10 +101,8 @@ struct Forward {
   const float *gamma = nullptr, *beta = nullptr;  // one value each
   float low = 0.0f;
   bool stream_y = false, stream_copy = false;     // past the caches, where alignment allows it
-  const float* fetch[2] = {};             // (length) each: brought near meanwhile, for whoever comes next; or NULL
   Runs next;                              // of the same shape: their moments are gathered on the way
   RunMoments* next_moments = nullptr;     // (count); NULL: not wanted
-  Runs next2, made;                       // made is given: the moments are those of next + next2, which is put there
 };
 
 // The same, with statistics, on up to kRowsTogether rows.
@@ -121,7 +130,6 @@ enum class Mask {
 struct Gradient {
   size_t count = 0, length = 0;
   Runs dy, y, x, dx;
-  Runs also;                     // dx goes here too; only with `stream`. data NULL: nowhere
   Standard standard;
   Mask mask = Mask::none;
   float mask_gamma = 1.0f, mask_beta = 0.0f;
@@ -174,8 +182,7 @@ struct Kernels {
   void (*channel_gradient)(const Gradient& job);  // last run first: it was read last
   void (*row_forward)(RowForward* job);
   void (*row_sums)(RowGradient* job);
-  void (*row_gradient)(const RowGradient& job);
-  void (*row_backward)(RowGradient* job);  // both of them, to the bit
+  void (*row_backward)(RowGradient* job);  // and the input gradient
   void (*column_moments)(const Runs& x, size_t rows, size_t width, double* mean, double* variance);
   void (*standards)(size_t n, const double* mean, const double* variance, float epsilon, float* rounded, float* r,
                     float* rest);  // standard_of, n times
@@ -185,7 +192,10 @@ struct Kernels {
   void (*end_streams)();  // after the last call that streams, on its thread: others may read what was written
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the computation ----
 
@@ -199,9 +209,15 @@ struct Parameter {
   size_t count = 0;
 };
 
+// The ways of a direction: lists in normalization_forward.cpp and …_backward.cpp.
+struct ForwardWay;
+struct BackwardWay;
+
 // All that follows from the parameter block. Shares no memory with a call.
 struct Plan {
   const Kernels* kernels;
+  const ForwardWay* forward_way = nullptr;
+  const BackwardWay* backward_way = nullptr;
   Kind kind;
   size_t c, h, w;
   size_t runs, length;       // R, P
@@ -260,13 +276,14 @@ struct ParameterGradient {
   size_t count = 0;
 };
 
+// The first way of the lists that fits the shapes of a plan.
+const ForwardWay* choose_forward(const Plan& plan);
+const BackwardWay* choose_backward(const Plan& plan);
+
 // What the caller of forward and backward asks workspace() for; SIZE_MAX: more than can be addressed.
 size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training);
 size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                       const ParameterGradient& dbeta, const ParameterGradient& dgamma);
-
-// Whether forward can be handed the moments of all runs.
-inline bool takes_moments(const Plan& plan) { return !plan.is_rows && !plan.is_columns(); }
 
 // A training call needs no copy of such an input: float32, samples without gaps.
 inline bool can_stay(const Tensor& x) {
@@ -274,37 +291,19 @@ inline bool can_stay(const Tensor& x) {
 }
 
 // y from x, in place or apart. state is NULL for inference; for training it has been reserved: without a copy, x has
-// to be one that can stay, does so until the gradients have been had, and is not y. moments (N, R), or NULL, are those
-// of x. Everything was checked.
-void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-             const RunMoments* moments = nullptr);
+// to be one that can stay, does so until the gradients have been had, and is not y. Everything was checked.
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work);
 
 // The running statistics after a training call whose groups had these means and population variances.
 void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances);
 
-// Makes the input of a run of sample n, x (P), from arrays of float32, of which two may be found beforehand: they are
-// fetched, or added up by kernels where x is their sum.
-struct RunSource {
-  void (*make)(void* context, size_t n, size_t run, float* x);
-  void (*find)(void* context, size_t n, size_t run, const float* (&from)[2]);
+// Takes the input gradient of a channel of batch norm, u (N, P), on the thread that made it. u lies in the second half
+// of its scratch; the first half is free.
+struct ChannelSink {
+  void (*take)(void* context, size_t channel, float* u);
   void* context;
-  bool is_sum = false;
 };
-// For a training call whose state has no copy: x is made and written to `kept`, packed float32, and y from it, group
-// by group while it is near. No run is made from where y of another one lies.
-bool takes_source(const Plan& plan, size_t batch, const Tensor& y);
-void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
-                  const Tensor& y, std::byte* work);
-
-// Takes the input gradient of a run of sample n, u (P), on the thread that made it. u lies in the second half of its
-// scratch; the first half is free.
-struct RunSink {
-  void (*take)(void* context, size_t n, size_t run, float* u);
-  void* context;
-  bool takes_groups = false;  // batch norm: u (N, P) are that run of all samples, and n is 0
-};
-bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y);
-bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y);
+bool takes_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y);
 
 // Gradients of the last training call. y is not given where the activation is the identity; dx may be absent, or in
 // the place of dy. A sink takes the place of dx where it can (takes_sink). others_read: dx is memory that other threads
@@ -312,24 +311,7 @@ bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Te
 // write past the caches sooner.
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const RunSink* sink = nullptr, bool others_read = false);
-
-// The same with the input gradient in two places, where they are large and kernels can write both (takes_twin).
-bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
-                const Tensor& twin);
-void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
-                    std::byte* work);
-
-// The same in two steps, to the bit: first all sums, with dβ and dγ; then the input gradient of samples first … first +
-// count - 1 into packed float32 `dx`, which begins with sample `first`, as often as wanted. `work` is one and the same
-// (backward_bytes with that dx) and is left alone in between. Calls of the second step may run side by side, for
-// different samples.
-void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
-                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work);
-void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
-                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
-                    std::byte* work);
+              const ChannelSink* sink = nullptr, bool others_read = false);
 
 // ---- the layer ----
 
@@ -355,6 +337,11 @@ struct Gradients {
   Tensor dy, y, dx;  // y: not given where the activation is the identity
   bool accumulate = false;
   ParameterGradient dbeta, dgamma;
+
+  void clear_sums() const {  // those over no samples
+    clear_sum(beta_view);
+    clear_sum(gamma_view);
+  }
 };
 
 class Normalization final : public Filter {
@@ -365,8 +352,10 @@ class Normalization final : public Filter {
   int prepare(BNNSFilterType type, const BNNSLayerParametersNormalization& parameters);
   int apply_normalization(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, bool training);
   int apply_normalization_backward(const BackwardArguments& arguments);
+  void forget() override { state.batch = 0; }
   size_t work_bytes(size_t batch) const override;
   size_t kept_bytes(size_t batch) const override;
+  void describe(Description* description) const override;
   int set_borrow_input(int on) override;
 
   // For layers that end in this one and run its plan themselves: their checks.
@@ -377,6 +366,13 @@ class Normalization final : public Filter {
   // The same for dβ and dγ alone, where dy and y are not of this layer's shape.
   int check_parameters(size_t batch, BNNSNDArrayDescriptor* dbeta, BNNSNDArrayDescriptor* dgamma, Gradients* g) const;
   int check_own_apart(const Place& written) const;  // from parameters and running statistics of the caller
+  // Calls body(Place) for each of the running statistics, which training writes, until one says -1.
+  template <class Body>
+  int for_moving(const Body& body) const {
+    for (size_t k = 0; k < moving_count_; ++k)
+      if (body(moving_[k]) != 0) return -1;
+    return 0;
+  }
 
   Plan plan;    // tests change its kernels
   State state;
@@ -386,6 +382,7 @@ class Normalization final : public Filter {
   int prepare_parameter(const BNNSNDArrayDescriptor& descriptor, const char* argument, float absent, bool is_needed,
                         Parameter* parameter, void** block);
   int prepare_moving(const BNNSNDArrayDescriptor& descriptor, const char* argument, float** values, size_t* step);
+  int check_parameters_apart(const BNNSLayerParametersNormalization& parameters) const;
   int check_count(const View& view, const char* argument) const;
   int check_own_apart(const Range& range, const char* argument) const;
   int check_output_values(const Tensor& y, size_t batch) const;
@@ -404,6 +401,9 @@ class Normalization final : public Filter {
     const char* argument;
   } own_[4];                                   // memory of the caller that the layer reads or writes
   size_t own_count_ = 0;
+  View moving_view_[2];
+  Place moving_[2];                            // running statistics
+  size_t moving_count_ = 0;
   bool borrows_ = false;                       // the input of training calls, where it can stay
   const void* borrowed_ = nullptr;             // by the last one, or NULL
   size_t borrowed_step_ = 0;

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "base/integer.h"
 #include "base/memory.h"
+#include "base/workspace.h"
 #include "normalization/normalization.h"
 #include "normalization/normalization_walk.h"
 
@@ -25,8 +27,8 @@ struct RowPlan {
     // no more of them than a few million values
     const size_t most = std::clamp<size_t>((size_t{1} << 21) / plan.length, 4, kRowBlocks);
     const size_t least_rows = rows * plan.length <= kPiece ? rows : kRowBlockRows;
-    block_rows = by_run ? batch : std::max(least_rows, (rows + most - 1) / most);
-    blocks = by_run ? plan.runs : (rows + block_rows - 1) / block_rows;
+    block_rows = by_run ? batch : std::max(least_rows, divide_up(rows, most));
+    blocks = by_run ? plan.runs : divide_up(rows, block_rows);
   }
 };
 
@@ -41,6 +43,8 @@ size_t sample_parts(const Plan& plan, size_t batch) {
   return (batch + samples_together(plan) - 1) / samples_together(plan);
 }
 
+bool may_go_in_order(const Plan& plan) { return may_stay_with_samples(plan) && plan.length <= kSumBlock; }
+
 struct BackwardWork {
   float* gamma;
   Sums* sums;     // channels: one per channel (batch norm) or run; rows: none
@@ -49,15 +53,15 @@ struct BackwardWork {
   float* partial; // rows: (blocks, 2, P): dβ, dγ
   float* stage;
 
-  BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters, Room* room) {
-    gamma = is_copied(plan, plan.gamma, batch) ? room->take<float>(plan.gamma.count) : nullptr;
-    sums = !plan.is_rows ? room->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
-    means = room->take<Means>(plan.groups(batch));
-    const bool in_order = may_stay_with_samples(plan) && plan.length <= kSumBlock;
-    parts = in_order ? room->take<Sums>(sample_parts(plan, batch), plan.runs) : nullptr;
-    partial = plan.is_rows && sums_parameters ? room->take<float>(2 * rows.blocks, plan.length) : nullptr;
+  BackwardWork(const Plan& plan, size_t batch, bool stages, const RowPlan& rows, bool sums_parameters,
+               Workspace* space) {
+    gamma = is_copied(plan, plan.gamma, batch) ? space->take<float>(plan.gamma.count) : nullptr;
+    sums = !plan.is_rows ? space->take<Sums>(plan.spans_batch() ? 1 : batch, plan.runs) : nullptr;
+    means = space->take<Means>(plan.groups(batch));
+    parts = may_go_in_order(plan) ? space->take<Sums>(sample_parts(plan, batch), plan.runs) : nullptr;
+    partial = plan.is_rows && sums_parameters ? space->take<float>(2 * rows.blocks, plan.length) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
-    stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
+    stage = stages && values > kStage ? space->take<float>(batch, plan.sample()) : nullptr;
   }
 };
 
@@ -73,118 +77,67 @@ bool stages_dz(const Plan& plan, const Tensor& dy, const Tensor& y, const Tensor
   return !plan.is_relu || (mask_of(plan, y) == Mask::output && !is_ready(plan, y));
 }
 
-bool streams_gradient(const Plan& plan, size_t batch, bool others_read = false) {
+bool streams_gradient(const Plan& plan, size_t batch, bool others_read) {
   const size_t bytes = batch * plan.sample() * sizeof(float);
-  return bytes * 2 >= streamed_bytes(plan.threads) || (others_read && bytes >= kFewestStreamed && threads_for(plan.threads) > 1);
+  return bytes * 2 >= streamed_bytes(plan.threads) ||
+         (others_read && bytes >= kFewestStreamed && threads_for(plan.threads) > 1);
 }
+
+class BackwardCall;
+
+}  // namespace
+
+// As ForwardWay in normalization_forward.cpp.
+struct BackwardWay {
+  const char* name;
+  bool (*fits)(const Plan& plan);
+  bool (*takes)(const BackwardCall& call);
+  void (BackwardCall::*run)() const;
+};
+
+namespace {
 
 class BackwardCall {
  public:
   BackwardCall(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
                bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-               const RunSink* sink = nullptr, const Tensor* twin = nullptr, bool others_read = false)
-      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), twin_(twin),
-        accumulate_(accumulate),
+               const ChannelSink* sink, bool others_read)
+      : plan_(plan), state_(state), batch_(state.batch), dy_(dy), y_(y), dx_(dx), sink_(sink), accumulate_(accumulate),
         dbeta_(dbeta), dgamma_(dgamma), stages_(stages_dz(plan, dy, y, dx)),
         mask_(stages_ ? Mask::none : mask_of(plan, y)), rows_(plan, state.batch, dbeta.count, dgamma.count),
-        room_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &room_) {
+        space_(work), work_(plan, state.batch, stages_, rows_, dbeta.is_wanted || dgamma.is_wanted, &space_) {
     gamma_ = work_.gamma ? work_.gamma : plan.gamma.values;
     stream_ = streams_gradient(plan, batch_, others_read) && !stages_ && !accumulate;
   }
 
-  // All sums; with them, group by group, the input gradient where it is given.
-  void run() {
+  // All sums; with them the input gradient where it is given.
+  void run() const {
     read_parameter(plan_.gamma, work_.gamma);
-    if (plan_.is_rows) {
-      run_rows();
-      return;
-    }
-    if (plan_.is_columns()) {
-      by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
-    } else if (work_.parts && !stages_ && !sink_ && !twin_ && stays_with_samples(plan_, batch_)) {
-      run_in_order();
-    } else {
-      by_groups(plan_, batch_, [&](size_t first, size_t end) {
-        bool is_summed = false;
-        for (size_t g = first; g < end; ++g) is_summed = group(g, g + 1 < end, is_summed);
-        if (stream_) plan_.kernels->end_streams();
-      });
-    }
+    const BackwardWay* way = plan_.backward_way;
+    while (!way->fits(plan_) || !way->takes(*this)) ++way;
+    (this->*way->run)();
+    if (plan_.is_rows) return;  // which have stored theirs
     if (dbeta_.is_wanted) store_channel_sums(dbeta_, &Sums::dz);
     if (dgamma_.is_wanted) store_channel_sums(dgamma_, &Sums::dz_xhat);
   }
 
-  // After run(): the input gradient of some samples, run by run. dx_ begins at sample `first`.
-  void run_input(size_t first, size_t count) const {
-    if (plan_.is_columns()) {
-      by_column_blocks(plan_, count, [&](size_t block) { input_columns(block, first, count); });
-      return;
-    }
-    by_runs(plan_, count, plan_.length, [&](size_t s, size_t run) { input_run(first, s, run, false); }, [] {});
+  void run_columns() const {
+    by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
   }
 
- private:
-  // dz of a group in `buffer`
-  void make_dz(const Span& span, float* buffer) const {
-    load_group(dy_, span, buffer);
-    if (plan_.activation.is_identity()) return;
-    float* block = reinterpret_cast<float*>(scratch());
-    for (size_t s = 0; s < span.samples; ++s) {
-      const Walk walk = walk_at(y_, span.n + s);
-      Cursor from(walk, span.first);
-      for (size_t i = 0; i < span.length; i += kBlock) {
-        const size_t n = std::min(kBlock, span.length - i);
-        activation::read_row(conversion(), from, n, block);
-        plan_.activation.backward(block, buffer + s * span.length + i, n);
-      }
-    }
+  void run_by_groups() const {
+    by_groups(plan_, batch_, [&](size_t first, size_t end) {
+      bool is_summed = false;
+      for (size_t g = first; g < end; ++g) is_summed = group(g, g + 1 < end, is_summed);
+      if (stream_) plan_.kernels->end_streams();
+    });
   }
 
-  Runs kept(const Span& span) const {
-    return {const_cast<float*>(state_.x) + span.n * state_.x_step + span.first,
-            span.samples > 1 ? state_.x_step : plan_.length};
-  }
+  bool goes_in_order() const { return !stages_ && !sink_ && stays_with_samples(plan_, batch_); }
 
-  Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
-
-  // The tensors of a group as the kernels take them.
-  Gradient job_of(const Span& span, size_t g, float* stage) const {
-    Gradient job;
-    job.count = 1;
-    job.length = plan_.length;
-    job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
-    if (mask_ == Mask::output) job.y = runs_in(plan_, y_, span);
-    job.x = kept(span);
-    job.standard = standard_at(g);
-    job.mask = mask_;
-    job.accumulate = accumulate_ && !stages_;
-    return job;
-  }
-
-  // γ and, for the mask, both parameters of the forward call.
-  void set_channel(Gradient* job, size_t run) const {
-    job->gamma = gamma_ ? gamma_ + run : &kOne;
-    if (mask_ != Mask::input) return;
-    job->mask_gamma = state_.gamma[run];
-    job->mask_beta = state_.beta[run];
-  }
-
-  static void advance(Gradient* job) {
-    job->dy.data += job->dy.step;
-    if (job->y.data) job->y.data += job->y.step;
-    job->x.data += job->x.step;
-    if (job->dx.data) job->dx.data += job->dx.step;
-    if (job->also.data) job->also.data += job->also.step;
-  }
-
-  // Where the sums of a group's channels go.
-  Sums* sums_at(const Span& span, size_t g) const {
-    return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
-  }
-
-  // Batch norm: the sums of some samples at a time, then those of every channel, then the input gradient, all in the order
-  // of memory. The kernel sums so many samples in float, too, so bits are those of group().
-  void run_in_order() {
+  // Batch norm: the sums of some samples at a time, then those of every channel, then the input gradient, all in the
+  // order of memory. The kernel sums so many samples in float, too, so bits are those of group().
+  void run_in_order() const {
     const size_t together = samples_together(plan_), parts = sample_parts(plan_, batch_);
     by_runs(
         plan_, parts, together * plan_.length,
@@ -204,7 +157,7 @@ class BackwardCall {
         all.dz += work_.parts[part * plan_.runs + run].dz;
         all.dz_xhat += work_.parts[part * plan_.runs + run].dz_xhat;
       }
-      work_.sums[run] = all;
+      work_.sums[run] = all = settled(all);
       Sums scaled;  // added to, as in group(): what is zero then has no sign
       scaled.dz += static_cast<double>(gamma[run]) * all.dz;
       scaled.dz_xhat += static_cast<double>(gamma[run]) * all.dz_xhat;
@@ -212,10 +165,85 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return;
     by_runs(
-        plan_, batch_, plan_.length, [&](size_t n, size_t run) { input_run(0, n, run, stream_); },
+        plan_, batch_, plan_.length, [&](size_t n, size_t run) { input_run(n, run); },
         [&] {
           if (stream_) plan_.kernels->end_streams();
         });
+  }
+
+  void run_rows() const {
+    const size_t rows = batch_ * plan_.runs, length = plan_.length;
+    const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
+    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads,
+              [&](size_t first, size_t count) {
+      for (size_t k = first; k < first + count; ++k) {
+        const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
+        float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
+        if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
+        for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
+      }
+      if (stream_) plan_.kernels->end_streams();
+    });
+    if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
+    if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
+  }
+
+ private:
+  // dz of a group in `buffer`
+  void make_dz(const Span& span, float* buffer) const {
+    load_group(dy_, span, buffer);
+    if (plan_.activation.is_identity()) return;
+    float* block = reinterpret_cast<float*>(scratch());
+    for (size_t s = 0; s < span.samples; ++s) {
+      const Walk walk = walk_at(y_, span.n + s);
+      Cursor from(walk, span.first);
+      for (size_t i = 0; i < span.length; i += kBlock) {
+        const size_t n = std::min(kBlock, span.length - i);
+        activation::read_row(conversion(), from, n, block);
+        plan_.activation.backward(block, buffer + s * span.length + i, n);
+      }
+    }
+  }
+
+  Runs saved(const Span& span) const {
+    return {const_cast<float*>(state_.x) + span.n * state_.x_step + span.first,
+            span.samples > 1 ? state_.x_step : plan_.length};
+  }
+
+  Standard standard_at(size_t g) const { return {state_.mean[g], state_.r[g], state_.rest[g]}; }
+
+  // The tensors of a group as the kernels take them.
+  Gradient job_of(const Span& span, size_t g, float* stage) const {
+    Gradient job;
+    job.count = 1;
+    job.length = plan_.length;
+    job.dy = stages_ ? runs_in(plan_, stage, span) : runs_in(plan_, dy_, span);
+    if (mask_ == Mask::output) job.y = runs_in(plan_, y_, span);
+    job.x = saved(span);
+    job.standard = standard_at(g);
+    job.mask = mask_;
+    job.accumulate = accumulate_ && !stages_;
+    return job;
+  }
+
+  // γ and, for the mask, both parameters of the forward call.
+  void set_channel(Gradient* job, size_t run) const {
+    job->gamma = gamma_ ? gamma_ + run : &kOne;
+    if (mask_ != Mask::input) return;
+    job->mask_gamma = state_.gamma[run];
+    job->mask_beta = state_.beta[run];
+  }
+
+  static void advance(Gradient* job) {
+    job->dy.data += job->dy.step;
+    if (job->y.data) job->y.data += job->y.step;
+    job->x.data += job->x.step;
+    if (job->dx.data) job->dx.data += job->dx.step;
+  }
+
+  // Where the sums of a group's channels go.
+  Sums* sums_at(const Span& span, size_t g) const {
+    return work_.sums + (plan_.spans_batch() ? g : span.n * plan_.runs + span.first / plan_.length);
   }
 
   // Its sums may have been gathered already; those of the next group are gathered while this one's gradient is
@@ -226,7 +254,6 @@ class BackwardCall {
     if (stages_) make_dz(span, stage);
     Gradient job = job_of(span, g, stage);
     if (dx_.is_given()) job.dx = stages_ ? job.dy : runs_in(plan_, dx_, span);
-    if (twin_) job.also = runs_in(plan_, *twin_, span);
     job.stream = stream_;
     const PerChannel gamma = {gamma_, kOne};
     const size_t run = span.first / plan_.length;
@@ -237,7 +264,7 @@ class BackwardCall {
     Gradient at = job;
     for (size_t k = 0; k < count; ++k, advance(&at)) {
       set_channel(&at, run + k);
-      if (!is_summed) sums[k] = plan_.kernels->channel_sums(at);
+      sums[k] = settled(is_summed ? sums[k] : plan_.kernels->channel_sums(at));
       all.dz += static_cast<double>(gamma[run + k]) * sums[k].dz;
       all.dz_xhat += static_cast<double>(gamma[run + k]) * sums[k].dz_xhat;
     }
@@ -248,8 +275,7 @@ class BackwardCall {
     }
     if (!dx_.is_given()) return false;
     set_means(&job, g);
-    // two places take so long to write that the next group may come back from a farther cache
-    const bool gathers = has_next && stream_ && span.values() <= kNearValues * (twin_ ? 4 : 1);
+    const bool gathers = has_next && stream_ && span.values() <= kNearValues;
     Gradient next;
     Span next_span = {};
     if (gathers) {
@@ -270,36 +296,21 @@ class BackwardCall {
     return gathers;
   }
 
-  // The input gradient run by run, last run first: it was read last.
-  void drain(Gradient job, size_t g, const Span& span) const {
-    const size_t run = span.first / plan_.length, runs = span.values() / plan_.length;
-    const bool has_samples = span.samples > 1;
+  // The input gradient of a channel of all samples, for the sink.
+  void drain(Gradient job, size_t channel, const Span& span) const {
     float* u = reinterpret_cast<float*>(scratch() + kScratchBytes / 2);
     job.stream = false;
-    set_means(&job, g);
-    if (sink_->takes_groups) {
-      set_channel(&job, run);
-      job.dx = {u, plan_.length};
-      plan_.kernels->channel_gradient(job);
-      if (run + 1 < plan_.runs && span.values() <= kNearValues) {
-        for (size_t n = 0; n < batch_; ++n) {
-          bring_near(address(dy_, n, (run + 1) * plan_.length), plan_.length);
-          bring_near(state_.x + n * state_.x_step + (run + 1) * plan_.length, plan_.length);
-        }
+    job.dx = {u, plan_.length};
+    set_means(&job, channel);
+    set_channel(&job, channel);
+    plan_.kernels->channel_gradient(job);
+    if (channel + 1 < plan_.runs && span.values() <= kNearValues) {
+      for (size_t n = 0; n < batch_; ++n) {
+        bring_near(address(dy_, n, (channel + 1) * plan_.length), plan_.length);
+        bring_near(state_.x + n * state_.x_step + (channel + 1) * plan_.length, plan_.length);
       }
-      return sink_->take(sink_->context, 0, run, u);
     }
-    job.count = 1;
-    for (size_t k = runs; k-- > 0;) {
-      Gradient one = job;
-      one.dy.data += k * job.dy.step;
-      if (one.y.data) one.y.data += k * job.y.step;
-      one.x.data += k * job.x.step;
-      one.dx = {u, 0};
-      set_channel(&one, has_samples ? run : run + k);
-      plan_.kernels->channel_gradient(one);
-      sink_->take(sink_->context, has_samples ? k : span.n, has_samples ? run : run + k, u);
-    }
+    sink_->take(sink_->context, channel, u);
   }
 
   static Means means_of(const Sums& sums, double size) {
@@ -311,39 +322,26 @@ class BackwardCall {
   }
 
   // Run r of sample first + s.
-  void input_run(size_t first, size_t s, size_t r, bool streams) const {
-    const Span span = {first + s, 1, r * plan_.length, plan_.length};
-    const size_t g = plan_.spans_batch() ? r : span.n * (plan_.runs / plan_.group_runs) + r / plan_.group_runs;
-    float* stage = stages_ ? stage_of(work_.stage, span.n * plan_.runs + r, plan_.length) : nullptr;
-    if (stages_) make_dz(span, stage);
-    float* dx = address(dx_, s, span.first);
-    if (plan_.is_rows) {
-      RowGradient job = row_job(r, 1);
-      set_row(&job, 0, span, stage);
-      job.dx[0] = dx;
-      job.mean_g[0] = work_.means[g].g;
-      job.mean_g_xhat[0] = work_.means[g].g_xhat;
-      plan_.kernels->row_gradient(job);
-      return;
-    }
-    Gradient job = job_of(span, g, stage);
-    job.dx = {dx, 0};
-    job.stream = streams;
-    set_means(&job, g);
-    set_channel(&job, r);
+  void input_run(size_t n, size_t run) const {
+    const Span span = {n, 1, run * plan_.length, plan_.length};
+    Gradient job = job_of(span, run, nullptr);
+    job.dx = {address(dx_, n, span.first), 0};
+    job.stream = stream_;
+    set_means(&job, run);
+    set_channel(&job, run);
     plan_.kernels->channel_gradient(job);
   }
 
   // ---- columns ----
 
-  // `count` samples from `first` on of a block of columns; dx is left out.
-  ColumnGradient column_job(size_t c, size_t width, size_t first, size_t count, float* stage) const {
+  // A block of columns; dx is left out.
+  ColumnGradient column_job(size_t c, size_t width, float* stage) const {
     ColumnGradient job;
-    job.rows = count;
+    job.rows = batch_;
     job.width = width;
-    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, first, c), dy_.step};
-    if (mask_ == Mask::output) job.y = {address(y_, first, c), y_.step};
-    job.x = {const_cast<float*>(state_.x) + first * state_.x_step + c, state_.x_step};
+    job.dy = stages_ ? Runs{stage, width} : Runs{address(dy_, 0, c), dy_.step};
+    if (mask_ == Mask::output) job.y = {address(y_, 0, c), y_.step};
+    job.x = {const_cast<float*>(state_.x) + c, state_.x_step};
     job.mean = state_.mean + c;
     job.r = state_.r + c;
     job.rest = state_.rest + c;
@@ -375,7 +373,7 @@ class BackwardCall {
     const Span span = {0, batch_, c, width};
     float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
     if (stages_) make_dz(span, stage);
-    ColumnGradient job = column_job(c, width, 0, batch_, stage);
+    ColumnGradient job = column_job(c, width, stage);
     Sums* sums = work_.sums + c;
     plan_.kernels->column_sums(job, sums);
     const PerChannel gamma = {gamma_, kOne};
@@ -389,16 +387,6 @@ class BackwardCall {
     job.dx = stages_ ? job.dy : Runs{address(dx_, 0, c), dx_.step};
     column_gradient(job, c);
     if (stages_) store_group(dx_, span, stage, accumulate_, reinterpret_cast<float*>(scratch()));
-  }
-
-  // Columns of samples first … first + count - 1.
-  void input_columns(size_t block, size_t first, size_t count) const {
-    const size_t c = block * kColumns, width = std::min(kColumns, plan_.runs - c);
-    float* stage = stages_ ? stage_of(work_.stage, c, batch_) : nullptr;
-    if (stages_) make_dz({first, count, c, width}, stage);
-    ColumnGradient job = column_job(c, width, first, count, stage);
-    job.dx = {address(dx_, 0, c), dx_.step};
-    column_gradient(job, c);
   }
 
   // Sums of all samples, channel by channel.
@@ -422,23 +410,6 @@ class BackwardCall {
   // Rows that share γ: block k is run k of all samples, or block_rows rows one after the other.
   size_t row_at(size_t block, size_t i) const {
     return rows_.by_run ? i * plan_.runs + block : block * rows_.block_rows + i;
-  }
-
-  void run_rows() {
-    const size_t rows = batch_ * plan_.runs, length = plan_.length;
-    const size_t together = !stages_ || kRowsTogether * length <= kStage ? kRowsTogether : 1;
-    by_pieces(rows_.blocks, groups_together(rows_.blocks, rows_.block_rows * length), plan_.threads,
-              [&](size_t first, size_t count) {
-      for (size_t k = first; k < first + count; ++k) {
-        const size_t in_block = rows_.by_run ? batch_ : std::min(rows_.block_rows, rows - k * rows_.block_rows);
-        float* dbeta = work_.partial ? work_.partial + 2 * k * length : nullptr;
-        if (dbeta) std::fill_n(dbeta, 2 * length, 0.0f);
-        for (size_t i = 0; i < in_block; i += together) some_rows(k, i, std::min(together, in_block - i), dbeta);
-      }
-      if (stream_) plan_.kernels->end_streams();
-    });
-    if (dbeta_.is_wanted) store_row_sums(dbeta_, 0);
-    if (dgamma_.is_wanted) store_row_sums(dgamma_, 1);
   }
 
   // `count` rows that share the γ of run r.
@@ -482,7 +453,6 @@ class BackwardCall {
     }
     if (!dx_.is_given()) {
       plan_.kernels->row_sums(&job);
-      for (size_t k = 0; k < count; ++k) work_.means[row_at(block, first + k)] = {job.mean_g[k], job.mean_g_xhat[k]};
       return;
     }
     plan_.kernels->row_backward(&job);
@@ -503,6 +473,7 @@ class BackwardCall {
         std::copy_n(work_.partial + (2 * run + which) * length + i, n, row);
         for (size_t k = 1; k < rows_.blocks && !is_whole; ++k)
           conversion().add(work_.partial + (2 * k + which) * length + i, row, n);
+        for (size_t k = 0; k < n; ++k) row[k] = settled(row[k]);
         store_values(to, old, n, row, gradient.accumulate, old_row);
         done += n;
       }
@@ -513,14 +484,13 @@ class BackwardCall {
   const State& state_;
   size_t batch_;
   const Tensor &dy_, &y_, &dx_;
-  const RunSink* sink_;
-  const Tensor* twin_;
+  const ChannelSink* sink_;
   bool accumulate_;
   const ParameterGradient &dbeta_, &dgamma_;
   bool stages_;
   Mask mask_;
   RowPlan rows_;
-  Room room_;
+  Workspace space_;
   BackwardWork work_;
   const float* gamma_;
   bool stream_;
@@ -530,50 +500,43 @@ class BackwardCall {
 
 // ---- the calls ----
 
+namespace {
+
+bool always(const BackwardCall&) { return true; }
+
+// Best first; the last one fits and takes all.
+constexpr BackwardWay kBackward[] = {
+    {"columns", [](const Plan& plan) { return plan.is_columns(); }, always, &BackwardCall::run_columns},
+    {"channels in order", may_go_in_order, [](const BackwardCall& call) { return call.goes_in_order(); },
+     &BackwardCall::run_in_order},
+    {"rows", [](const Plan& plan) { return plan.is_rows; }, always, &BackwardCall::run_rows},
+    {"channels by groups", [](const Plan&) { return true; }, always, &BackwardCall::run_by_groups}};
+
+}  // namespace
+
+const BackwardWay* choose_backward(const Plan& plan) {
+  const BackwardWay* way = kBackward;
+  while (!way->fits(plan)) ++way;
+  return way;
+}
+
 size_t backward_bytes(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
                       const ParameterGradient& dbeta, const ParameterGradient& dgamma) {
-  Room room(nullptr);
+  Workspace space;
   BackwardWork(plan, batch, stages_dz(plan, dy, y, dx), RowPlan(plan, batch, dbeta.count, dgamma.count),
-               dbeta.is_wanted || dgamma.is_wanted, &room);
-  return room.used();
+               dbeta.is_wanted || dgamma.is_wanted, &space);
+  return space.used();
 }
 
 void backward(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
               bool accumulate, const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work,
-              const RunSink* sink, bool others_read) {
-  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink, nullptr, others_read).run();
+              const ChannelSink* sink, bool others_read) {
+  BackwardCall(plan, state, dy, y, dx, accumulate, dbeta, dgamma, work, sink, others_read).run();
 }
 
-bool takes_twin(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y, const Tensor& dx,
-                const Tensor& twin) {
-  return takes_moments(plan) && streams_gradient(plan, batch) && !stages_dz(plan, dy, y, dx) && is_ready(plan, twin);
-}
-
-void backward_twice(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, const Tensor& dx,
-                    const Tensor& twin, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
-                    std::byte* work) {
-  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work, nullptr, &twin).run();
-}
-
-void backward_sums(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y,
-                   const ParameterGradient& dbeta, const ParameterGradient& dgamma, std::byte* work) {
-  const Tensor none;
-  BackwardCall(plan, state, dy, y, none, false, dbeta, dgamma, work).run();
-}
-
-void backward_input(const Plan& plan, const State& state, const Tensor& dy, const Tensor& y, size_t first,
-                    size_t count, const Tensor& dx, const ParameterGradient& dbeta, const ParameterGradient& dgamma,
-                    std::byte* work) {
-  BackwardCall(plan, state, dy, y, dx, false, dbeta, dgamma, work).run_input(first, count);
-}
-
-bool takes_sink(const Plan& plan, const Tensor& dy, const Tensor& y) {
-  return takes_moments(plan) && plan.length <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
-}
-
-bool takes_group_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
-  return takes_sink(plan, dy, y) && plan.spans_batch() &&
-         plan.group_values(batch) <= kScratchBytes / 2 / sizeof(float);
+bool takes_sink(const Plan& plan, size_t batch, const Tensor& dy, const Tensor& y) {
+  return may_stay_with_samples(plan) &&
+         plan.group_values(batch) <= kScratchBytes / 2 / sizeof(float) && !stages_dz(plan, dy, y, Tensor());
 }
 
 }  // namespace obn::normalization

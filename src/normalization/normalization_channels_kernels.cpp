@@ -1,11 +1,14 @@
 // Normalization, the bench of channels: one γ and one β for a run.
 #include <cstddef>
 
+#include "base/integer.h"
 #include "normalization/normalization_moments.h"
 
 namespace obn::OBN_TARGET::normalization {
 
 using obn::normalization::add;
+using obn::normalization::is_nan;
+using obn::normalization::set_nan;
 
 namespace {
 
@@ -13,38 +16,15 @@ constexpr size_t kAhead = 2048;  // values between what is fetched and what is w
 
 // From a value to one that is read much later: in the same place of a later run.
 OBN_INLINE size_t ahead_in(const Runs& runs, size_t length) {
-  return (kAhead + length - 1) / length * (runs.step > 0 ? runs.step : length);
+  return divide_up(kAhead, length) * (runs.step > 0 ? runs.step : length);
 }
 
 // ---- forward ----
 
-// A sum of two that is put down on its way into the moments of a block.
-struct Summed {
-  const float *a, *b;
-  float* to;
-
-  [[gnu::always_inline]] F at(size_t i, size_t n) const { return load_part(a + i, n) + load_part(b + i, n); }
-  [[gnu::always_inline]] void wide(size_t i, Gathered* gathered) const {
-    F v[4];
-#pragma GCC unroll 4
-    for (size_t j = 0; j < 4; ++j) {
-      v[j] = at(i + j * kLanes, kLanes);
-      gathered->add(j, v[j]);
-    }
-#pragma GCC unroll 4
-    for (size_t j = 0; j < 4; ++j) store(to + i + j * kLanes, v[j]);
-  }
-  // Values i … length - 1, for whoever reads them there.
-  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
-    for (; i + kLanes <= length; i += kLanes) store(to + i, at(i, kLanes));
-    if (i < length) store_first(to + i, at(i, length - i), length - i);
-  }
-};
-
 // A run is written while the statistics of the next one are gathered: the arithmetic hides behind memory. All of a step
 // is read before anything is written, because a read that follows a write to the same place of another page may wait;
 // and reading begins a step earlier where the writing of a run begins some values later.
-template <bool copies, bool streams, bool sums>
+template <bool copies, bool streams>
 OBN_INLINE void channels_forward(const Forward& job) {
   const size_t length = job.length, ahead = ahead_in(job.next, length);
   for (size_t k = 0; k < job.count; ++k) {
@@ -53,37 +33,29 @@ OBN_INLINE void channels_forward(const Forward& job) {
                                                   copies ? job.copy.data + k * job.copy.step : nullptr,
                                                   Standardize(job.standard),
                                                   splat(job.low),
-                                                  {splat(*job.gamma), splat(*job.beta)},
-                                                  {job.fetch[0], job.fetch[1]}};
+                                                  {splat(*job.gamma), splat(*job.beta)}};
     size_t o = begin_output(output, length);
     Moments all;
     for (size_t block = 0; job.next_moments && block < length; block += kBlock) {
       const size_t n = block + kBlock < length ? kBlock : length - block;
       const float* from = job.next.data + k * job.next.step + block;
-      const Summed summed = {from, sums ? job.next2.data + k * job.next2.step + block : nullptr,
-                             sums ? job.made.data + k * job.made.step + block : nullptr};
-      if (sums) summed.rest(0, beginning_of(n));
-      Gathered next = gather_about(sums ? summed.to : from, n);
-      const auto gather = [&](size_t i) __attribute__((always_inline)) {
-        if (sums) return summed.wide(i, &next);
-        next.wide(i, ahead);
-      };
+      Gathered next = gather_about(from, n);
       size_t i = 0;
       if (o > 0 && n >= kWide) {
-        gather(0);
+        next.wide(0, ahead);
         i = kWide;
       }
       for (; i + kWide <= n && o + kWide <= length; i += kWide, o += kWide) {
-        gather(i);
+        next.wide(i, ahead);
         output.wide(o);
       }
-      if (sums) summed.rest(i, n);
       next.rest(i, n);
       add(moments_of(next, n), &all);
     }
     output.rest(o, length);
     if (job.next_moments) job.next_moments[k] = {all.mean, all.squares};
   }
+  if (is_nan(job.standard.rest) || __builtin_isunordered(*job.gamma, *job.beta)) set_nan(job.y, job.count, length);
 }
 
 }  // namespace
@@ -93,11 +65,8 @@ void channel_forward(const Forward& job) {
   for (size_t k = 0; k < job.count && streams_all && job.copy.data; ++k)
     streams_all = can_stream(job.y.data + k * job.y.step, job.copy.data + k * job.copy.step);
   choose(job.copy.data != nullptr, [&](auto copies) {
-    choose(streams_all, [&](auto streams) {
-      choose(job.made.data != nullptr, [&](auto sums) {
-        channels_forward<decltype(copies)::yes, decltype(streams)::yes, decltype(sums)::yes>(job);
-      });
-    });
+    choose(streams_all,
+           [&](auto streams) { channels_forward<decltype(copies)::yes, decltype(streams)::yes>(job); });
   });
 }
 
@@ -174,28 +143,7 @@ Sums channel_sums(const Gradient& job) {
 namespace {
 
 // How an input gradient is written.
-enum class Store { plain, added, streamed, streamed_twice };
-constexpr bool streams(Store store) { return store >= Store::streamed; }
-
-// A second place of a run that is written vector by vector: its own lines are put together out of two vectors, since it
-// may lie otherwise to a cache line than the first place.
-struct Twin {
-  float* to;
-  size_t by;  // from the beginning of a vector to that of a line
-  F last;     // the vector before, of which the first `by` values are written
-
-  [[gnu::always_inline]] void begin(size_t i, F v) {
-    store_first(to + i, v, by);
-    last = v;
-  }
-  [[gnu::always_inline]] void next(size_t i, F v) {
-    stream(to + i + by - kLanes, joined(last, v, by));
-    last = v;
-  }
-  [[gnu::always_inline]] void end(size_t i) const {
-    store_part(to + i + by - kLanes, joined(last, last, by), kLanes - by);
-  }
-};
+enum class Store { plain, added, streamed };
 
 // dx = r·γ·dz - r·mean_g - x̂·(r·mean_g_xhat) of one run, from its first value to its last: begin, some wide, rest.
 template <Mask mask, Store store>
@@ -203,49 +151,32 @@ struct ChannelInput {
   Points<mask> points;
   F gamma, mean_g, mean_g_xhat;  // each times r
   float* dx;
-  Twin twin;
-
-  static constexpr bool kIsTwice = store == Store::streamed_twice;
 
   [[gnu::always_inline]] F at(size_t i, size_t n) const {
     const Point p = points.at(i, n);
     const F v = fnma(p.xhat, mean_g_xhat, fms(gamma, p.dz, mean_g));
     return store == Store::added ? v + load_part(dx + i, n) : v;
   }
-  [[gnu::always_inline]] void write(F v, size_t i) {
-    put<streams(store)>(dx + i, v, kLanes);
-    if (kIsTwice) twin.next(i, v);
-  }
+  [[gnu::always_inline]] void write(F v, size_t i) const { put<store == Store::streamed>(dx + i, v, kLanes); }
   // Where nothing is streamed: before the first and behind the last full vector.
-  [[gnu::always_inline]] void part(size_t i, size_t n) const {
-    const F v = at(i, n);
-    store_part(dx + i, v, n);
-    if (kIsTwice) store_part(twin.to + i, v, n);
-  }
-  [[gnu::always_inline]] void wide(size_t i) {
+  [[gnu::always_inline]] void part(size_t i, size_t n) const { store_part(dx + i, at(i, n), n); }
+  [[gnu::always_inline]] void wide(size_t i) const {
     F v[4];
 #pragma GCC unroll 4
     for (size_t j = 0; j < 4; ++j) v[j] = at(i + j * kLanes, kLanes);
 #pragma GCC unroll 4
     for (size_t j = 0; j < 4; ++j) write(v[j], i + j * kLanes);
   }
-  // Writes what has to be written up to the first aligned place, and of two places the first vector; where it ends.
-  [[gnu::always_inline]] size_t begin(size_t length) {
-    size_t head = streams(store) ? head_of(dx) : 0;
+  // Writes what has to be written up to the first aligned place; where that is.
+  [[gnu::always_inline]] size_t begin(size_t length) const {
+    size_t head = store == Store::streamed ? head_of(dx) : 0;
     if (head > length) head = length;
     if (head > 0) part(0, head);
-    if (!kIsTwice || head + kLanes > length) return head;
-    const F v = at(head, kLanes);
-    twin.by = head_of(twin.to + head);
-    twin.begin(head, v);
-    stream(dx + head, v);
-    return head + kLanes;
+    return head;
   }
-  [[gnu::always_inline]] void rest(size_t i, size_t length) {
-    const bool has_vector = i >= kLanes;  // after begin
+  [[gnu::always_inline]] void rest(size_t i, size_t length) const {
     for (; i + kWide <= length; i += kWide) wide(i);
     for (; i + kLanes <= length; i += kLanes) write(at(i, kLanes), i);
-    if (kIsTwice && has_vector) twin.end(i);
     if (i < length) part(i, length - i);
   }
 };
@@ -260,12 +191,8 @@ OBN_INLINE void channels_gradient(const Gradient& job) {
   ChannelSums<mask> sums = {ahead_in(next_job.dy, length), ahead_in(next_job.x, length)};
   for (size_t q = 0; q < job.count; ++q) {
     const size_t k = job.count - 1 - q;
-    ChannelInput<mask, store> input = {points_of<mask>(job, k, 0),
-                                       r * splat(*job.gamma),
-                                       r * splat(job.mean_g),
-                                       r * splat(job.mean_g_xhat),
-                                       job.dx.data + k * job.dx.step,
-                                       {job.also.data ? job.also.data + k * job.also.step : nullptr, 0, F{}}};
+    const ChannelInput<mask, store> input = {points_of<mask>(job, k, 0), r * splat(*job.gamma), r * splat(job.mean_g),
+                                             r * splat(job.mean_g_xhat), job.dx.data + k * job.dx.step};
     size_t o = input.begin(length);
     for (size_t block = 0; has_next && block < length; block += kBlock) {
       const Points<mask> next = points_of<mask>(next_job, q, block);
@@ -281,16 +208,15 @@ OBN_INLINE void channels_gradient(const Gradient& job) {
     input.rest(o, length);
   }
   if (has_next) *job.next_sums = sums.all;
+  if (__builtin_isunordered(job.mean_g, job.mean_g_xhat)) set_nan(job.dx, job.count, length);
 }
 
 template <Mask mask>
 OBN_INLINE void gradient_of(const Gradient& job) {
   if (job.accumulate) return channels_gradient<mask, Store::added, false>(job);
   if (!job.stream) return channels_gradient<mask, Store::plain, false>(job);
-  choose(job.next != nullptr, [&](auto has_next) {
-    if (job.also.data) return channels_gradient<mask, Store::streamed_twice, decltype(has_next)::yes>(job);
-    channels_gradient<mask, Store::streamed, decltype(has_next)::yes>(job);
-  });
+  choose(job.next != nullptr,
+         [&](auto has_next) { channels_gradient<mask, Store::streamed, decltype(has_next)::yes>(job); });
 }
 
 }  // namespace

@@ -17,6 +17,17 @@ OBN_INLINE void by_vectors(size_t width, const Body& body) {
   if (i < width) body(i, width - i);
 }
 
+// The moments of those of n columns whose sums of squares are beyond float.
+[[gnu::noinline]] void far_columns(const float* x, size_t step, size_t rows, size_t n, const float* squares,
+                                   double* mean, double* variance) {
+  for (size_t j = 0; j < n; ++j) {
+    if (is_finite(squares[j])) continue;
+    const obn::normalization::Moments m = far_moments(x + j, step, rows);
+    mean[j] = m.mean;
+    variance[j] = m.squares / m.count;
+  }
+}
+
 }  // namespace
 
 void column_moments(const Runs& x, size_t rows, size_t width, double* mean, double* variance) {
@@ -47,6 +58,10 @@ void column_moments(const Runs& x, size_t rows, size_t width, double* mean, doub
       mean[i + j] = static_cast<double>(about[j]) + rest;
       variance[i + j] = spread < 0.0 ? 0.0 : spread;
     }
+    if (!any(squares - squares != F{})) return;
+    float found[kLanes];
+    store(found, squares);
+    far_columns(column, x.step, rows, n, found, mean + i, variance + i);
   });
 }
 

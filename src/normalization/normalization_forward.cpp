@@ -4,31 +4,17 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "base/workspace.h"
 #include "normalization/normalization.h"
 #include "normalization/normalization_walk.h"
 
 namespace obn {
 
-namespace portable::normalization {
-extern const obn::normalization::Kernels kernels;
-}
-namespace avx2::normalization {
-extern const obn::normalization::Kernels kernels;
-}
-namespace avx512::normalization {
-extern const obn::normalization::Kernels kernels;
-}
-
 namespace normalization {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets = {&portable::normalization::kernels, &avx2::normalization::kernels,
-                                            &avx512::normalization::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets = {&portable::normalization::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -55,34 +41,48 @@ struct ForwardWork {
   RunMoments* moments;      // (N, R), where threads stay with their samples
   float* stage;             // (N, R, P), where a group does not fit into scratch
 
-  ForwardWork(const Plan& plan, size_t batch, bool training, bool stages, Room* room) {
-    gamma = is_copied(plan, plan.gamma, batch) ? room->take<float>(plan.gamma.count) : nullptr;
-    beta = is_copied(plan, plan.beta, batch) ? room->take<float>(plan.beta.count) : nullptr;
+  ForwardWork(const Plan& plan, size_t batch, bool training, bool stages, Workspace* space) {
+    gamma = is_copied(plan, plan.gamma, batch) ? space->take<float>(plan.gamma.count) : nullptr;
+    beta = is_copied(plan, plan.beta, batch) ? space->take<float>(plan.beta.count) : nullptr;
     const bool updates = training && (plan.moving_mean || plan.moving_variance);
-    mean = updates ? room->take<double>(plan.groups(batch)) : nullptr;
-    variance = updates ? room->take<double>(plan.groups(batch)) : nullptr;
-    moments = training && may_stay_with_samples(plan) ? room->take<RunMoments>(batch, plan.runs) : nullptr;
+    mean = updates ? space->take<double>(plan.groups(batch)) : nullptr;
+    variance = updates ? space->take<double>(plan.groups(batch)) : nullptr;
+    moments = training && may_stay_with_samples(plan) ? space->take<RunMoments>(batch, plan.runs) : nullptr;
     const size_t values = plan.group_values(batch) * (plan.is_columns() ? std::min(kColumns, plan.runs) : 1);
-    stage = stages && values > kStage ? room->take<float>(batch, plan.sample()) : nullptr;
+    stage = stages && values > kStage ? space->take<float>(batch, plan.sample()) : nullptr;
   }
 };
 
+class ForwardCall;
+
+}  // namespace
+
+// A plan has the first way that fits its shapes; whether it takes a call is asked where more decides: the batch, what
+// is given, the number of threads.
+struct ForwardWay {
+  const char* name;
+  bool (*fits)(const Plan& plan);
+  bool (*takes)(const ForwardCall& call);
+  void (ForwardCall::*run)() const;
+};
+
+namespace {
+
 class ForwardCall {
  public:
-  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-              const RunMoments* moments, const RunSource* source = nullptr)
-      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), moments_(moments), source_(source),
-        x_ready_(is_ready(plan, x)), y_ready_(is_ready(plan, y)), room_(work),
-        work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &room_) {
+  ForwardCall(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work)
+      : plan_(plan), state_(state), batch_(batch), x_(x), y_(y), x_ready_(is_ready(plan, x)),
+        y_ready_(is_ready(plan, y)), space_(work),
+        work_(plan, batch, state != nullptr, !x_ready_ || !y_ready_, &space_) {
     gamma_ = read_parameter(plan.gamma, work_.gamma);
     beta_ = read_parameter(plan.beta, work_.beta);
     const size_t bytes = batch * plan.sample() * sizeof(float);
-    const bool copies = state && (state->copy || source);
+    const bool copies = state && state->copy;
     const bool streams = bytes * (copies ? 2 : 1) >= streamed_bytes(plan.threads);
     stream_y_ = streams && y_ready_ && acts_in_kernel();
     stream_copy_ = streams && copies;
     if (!state) return;
-    if (copies && !source) {
+    if (copies) {
       // The copy gets the alignment of y, so that both may be streamed.
       const bool is_float32 = y.walk.type == BNNSDataTypeFloat32;
       const size_t offset = is_float32 ? reinterpret_cast<uintptr_t>(y.walk.data) % kAlignment : 0;
@@ -99,30 +99,81 @@ class ForwardCall {
     }
   }
 
-  void run() {
-    if (plan_.is_columns()) {
-      by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
-    } else if (state_ && plan_.spans_batch() && x_ready_ && y_ready_ && (moments_ || finds_moments())) {
-      run_in_order();
-    } else {
-      by_groups(plan_, batch_, [&](size_t first, size_t end) {
-        if (plan_.is_rows) {
-          rows(first, end);
-        } else if (source_) {
-          made_groups(first, end);
-        } else {
-          RunMoments moments[kMomentsTogether];
-          bool is_gathered = false;
-          for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
-        }
-        if (stream_y_) plan_.kernels->end_streams();
-      });
-    }
+  void run() const {
+    const ForwardWay* way = plan_.forward_way;
+    while (!way->fits(plan_) || !way->takes(*this)) ++way;
+    (this->*way->run)();
     if (work_.mean) update_moving(plan_, batch_, work_.mean, work_.variance);
   }
 
+  void run_columns() const {
+    by_column_blocks(plan_, batch_, [&](size_t block) { columns(block); });
+  }
+
+  // Rows first … end - 1 of a piece, some at a time while they share γ.
+  void run_rows() const {
+    const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
+    const bool stages = !x_ready_ || !y_ready_;
+    const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
+    by_groups(plan_, batch_, [&](size_t first, size_t end) {
+      for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g));
+      if (stream_y_) plan_.kernels->end_streams();
+    });
+  }
+
+  void run_by_groups() const {
+    by_groups(plan_, batch_, [&](size_t first, size_t end) {
+      RunMoments moments[kMomentsTogether];
+      bool is_gathered = false;
+      for (size_t g = first; g < end; ++g) is_gathered = group(g, g + 1 < end, is_gathered, moments);
+      if (stream_y_) plan_.kernels->end_streams();
+    });
+  }
+
+  // Batch norm: the moments of all runs, the statistics of every channel, then y, in the order of memory. Runs of one
+  // channel lie on pages far apart.
+  void run_in_order() const {
+    by_runs(
+        plan_, batch_, plan_.length,
+        [&](size_t n, size_t run) {
+          const Runs x = {address(x_, n, run * plan_.length), 0};
+          plan_.kernels->run_moments(x, 1, plan_.length, work_.moments + n * plan_.runs + run);
+        },
+        [] {});
+    by_groups(plan_, batch_, [&](size_t first, size_t end) {
+      for (size_t g = first; g < end; ++g) {
+        Moments m;
+        for (size_t n = 0; n < batch_; n += kMomentsTogether)
+          add_runs(work_.moments + n * plan_.runs + g, plan_.runs, std::min(kMomentsTogether, batch_ - n),
+                   plan_.length, &m);
+        double variance = m.squares / m.count;
+        take_statistics(g, g, &m.mean, &variance);
+        save(g, standard_of(m.mean, variance, plan_.epsilon));
+      }
+    });
+    by_runs(
+        plan_, batch_, plan_.length,
+        [&](size_t n, size_t run) {
+          Forward job;
+          job.count = 1;
+          job.length = plan_.length;
+          job.x = {address(x_, n, run * plan_.length), 0};
+          job.y = {address(y_, n, run * plan_.length), 0};
+          if (copy()) job.copy = {copy() + n * plan_.sample() + run * plan_.length, 0};
+          job.standard = {state_->mean[run], state_->r[run], state_->rest[run]};
+          job.low = low();
+          job.stream_y = stream_y_;
+          job.stream_copy = stream_copy_;
+          forward_runs(job, run, 1, true);
+        },
+        [&] {
+          if (stream_y_) plan_.kernels->end_streams();
+        });
+  }
+
+  bool goes_in_order() const { return state_ && x_ready_ && y_ready_ && stays_with_samples(plan_, batch_); }
+
  private:
-  bool finds_moments() const { return !source_ && work_.moments && stays_with_samples(plan_, batch_); }
   bool acts_in_kernel() const { return plan_.activation.is_identity() || plan_.is_relu; }
   float low() const { return plan_.is_relu ? 0.0f : -std::numeric_limits<float>::infinity(); }
 
@@ -131,8 +182,8 @@ class ForwardCall {
   // Notes the statistics of group g, and puts the running ones of channel c in their place where those are used.
   void take_statistics(size_t g, size_t c, double* mean, double* variance) const {
     if (work_.mean) {
-      work_.mean[g] = *mean;
-      work_.variance[g] = *variance;
+      work_.mean[g] = settled(*mean);
+      work_.variance[g] = settled(*variance);
     }
     if (uses_moving(plan_.moving_mean)) *mean = static_cast<double>(plan_.moving_mean[c * plan_.moving_mean_step]);
     if (uses_moving(plan_.moving_variance))
@@ -161,13 +212,13 @@ class ForwardCall {
     if (is_gathered) {
       add_runs(moments, 1, count, plan_.length, &m);
     } else if (needs_moments()) {
-      m = moments_of(job.x, span.n * plan_.runs + run, count, span.samples > 1 ? plan_.runs : 1);
+      m = moments_of(job.x, count);
     }
     double variance = m.count > 0.0 ? m.squares / m.count : 0.0;
     take_statistics(g, run, &m.mean, &variance);
     job.standard = standard_of(m.mean, variance, plan_.epsilon);
-    if (state_) keep(g, job.standard);
-    const bool gathers = has_next && needs_moments() && !moments_ && x_ready_ && count <= kMomentsTogether &&
+    if (state_) save(g, job.standard);
+    const bool gathers = has_next && needs_moments() && x_ready_ && count <= kMomentsTogether &&
                          plan_.length > kShortRun;
     if (gathers) {
       job.next = runs_in(plan_, x_, span_of(plan_, batch_, g + 1));
@@ -178,147 +229,24 @@ class ForwardCall {
     return gathers;
   }
 
-  // Batch norm whose moments are all known, or found now: the statistics of every channel, then y in the order of memory.
-  // Runs of one channel lie on pages far apart.
-  void run_in_order() {
-    if (!moments_) {
-      by_runs(
-          plan_, batch_, plan_.length,
-          [&](size_t n, size_t run) {
-            const Runs x = {address(x_, n, run * plan_.length), 0};
-            plan_.kernels->run_moments(x, 1, plan_.length, work_.moments + n * plan_.runs + run);
-          },
-          [] {});
-      moments_ = work_.moments;
-    }
-    by_groups(plan_, batch_, [&](size_t first, size_t end) {
-      for (size_t g = first; g < end; ++g) {
-        Moments m = moments_of({}, g, batch_, plan_.runs);
-        double variance = m.squares / m.count;
-        take_statistics(g, g, &m.mean, &variance);
-        keep(g, standard_of(m.mean, variance, plan_.epsilon));
-      }
-    });
-    by_runs(
-        plan_, batch_, plan_.length,
-        [&](size_t n, size_t run) {
-          Forward job;
-          job.count = 1;
-          job.length = plan_.length;
-          job.x = {address(x_, n, run * plan_.length), 0};
-          job.y = {address(y_, n, run * plan_.length), 0};
-          if (copy()) job.copy = {copy() + n * plan_.sample() + run * plan_.length, 0};
-          job.standard = {state_->mean[run], state_->r[run], state_->rest[run]};
-          job.low = low();
-          job.stream_y = stream_y_;
-          job.stream_copy = stream_copy_;
-          forward_runs(job, run, 1, true);
-        },
-        [&] {
-          if (stream_y_) plan_.kernels->end_streams();
-        });
-  }
-
-  // Run k of a group.
-  struct RunPlace {
-    size_t n, run;
-  };
-  RunPlace run_at(const Span& span, size_t k) const {
-    const size_t run = span.first / plan_.length;
-    return span.samples > 1 ? RunPlace{k, run} : RunPlace{span.n, run + k};
-  }
-
-  void make_run(const Span& span, size_t k, float* x, RunMoments* moments) const {
-    const RunPlace place = run_at(span, k);
-    source_->make(source_->context, place.n, place.run, x);
-    plan_.kernels->run_moments({x, plan_.length}, 1, plan_.length, moments + k);
-  }
-  void find_run(const Span& span, size_t k, const float* (&from)[2]) const {
-    const RunPlace place = run_at(span, k);
-    source_->find(source_->context, place.n, place.run, from);
-  }
-
-  // Run by run, y of a group is written and x of the next group made: in a ring of one place more than a group has
-  // runs, so that run k takes the place that run k - 1 has left.
-  void made_groups(size_t first, size_t end) const {
-    const PerChannel gamma = {gamma_, kOne}, beta = {beta_, kZero};
-    RunMoments* moments = reinterpret_cast<RunMoments*>(scratch());
-    const size_t count = plan_.group_values(batch_) / plan_.length, places = count + 1;
-    const bool adds = source_->is_sum;
-    const auto place_of = [&](size_t g, size_t k) {
-      const size_t begin = (places - (g - first) % places) % places;
-      return reinterpret_cast<float*>(scratch()) + kBlock + (begin + k) % places * plan_.length;
-    };
-    for (size_t k = 0; k < count; ++k) make_run(span_of(plan_, batch_, first), k, place_of(first, k), moments);
-    for (size_t g = first; g < end; ++g) {
-      const bool has_next = g + 1 < end;
-      const Span span = span_of(plan_, batch_, g), next = span_of(plan_, batch_, std::min(g + 1, end - 1));
-      const Span then = span_of(plan_, batch_, std::min(g + 2, end - 1));
-      Moments m;
-      for (size_t k = 0; k < count; k += kMomentsTogether)
-        add_runs(moments + k, 1, std::min(kMomentsTogether, count - k), plan_.length, &m);
-      double variance = m.squares / m.count;
-      take_statistics(g, run_at(span, 0).run, &m.mean, &variance);
-      Forward job;
-      job.count = 1;
-      job.length = plan_.length;
-      job.standard = standard_of(m.mean, variance, plan_.epsilon);
-      keep(g, job.standard);
-      job.low = low();
-      job.stream_y = stream_y_;
-      job.stream_copy = stream_copy_;
-      for (size_t k = 0; k < count; ++k) {
-        const RunPlace place = run_at(span, k);
-        job.x = {place_of(g, k), 0};
-        job.y = {address(y_, place.n, place.run * plan_.length), 0};
-        job.copy = {address(x_, place.n, place.run * plan_.length), 0};
-        job.gamma = &gamma[place.run];
-        job.beta = &beta[place.run];
-        float* made = place_of(g + 1, k);
-        if (has_next && adds) {  // the kernel makes the run, and fetches the one after it
-          const float* from[2];
-          find_run(next, k, from);
-          job.next = {const_cast<float*>(from[0]), 0};
-          job.next2 = {const_cast<float*>(from[1]), 0};
-          job.made = {made, 0};
-          job.next_moments = moments + k;
-          find_run(k + 1 < count ? next : then, k + 1 < count ? k + 1 : 0, job.fetch);
-        } else if (has_next) {
-          find_run(next, k, job.fetch);
-        }
-        plan_.kernels->channel_forward(job);
-        if (has_next && !adds) make_run(next, k, made, moments);
-      }
-    }
-  }
-
   float* copy() const { return state_ ? state_->copy : nullptr; }
 
-  void keep(size_t g, const Standard& standard) const {
+  void save(size_t g, const Standard& standard) const {
     state_->mean[g] = standard.mean;
     state_->r[g] = standard.r;
     state_->rest[g] = standard.rest;
   }
 
-  // Of the runs of a group, which are first, first + step, … of (N, R).
-  Moments moments_of(const Runs& x, size_t first, size_t count, size_t step) const {
+  // Of the runs of a group.
+  Moments moments_of(const Runs& x, size_t count) const {
     Moments all;
     RunMoments here[kMomentsTogether];
     for (size_t k = 0; k < count; k += kMomentsTogether) {
       const size_t together = std::min(kMomentsTogether, count - k);
-      if (!moments_) plan_.kernels->run_moments({x.data + k * x.step, x.step}, together, plan_.length, here);
-      const RunMoments* runs = moments_ ? moments_ + first + k * step : here;
-      add_runs(runs, moments_ ? step : 1, together, plan_.length, &all);
+      plan_.kernels->run_moments({x.data + k * x.step, x.step}, together, plan_.length, here);
+      add_runs(here, 1, together, plan_.length, &all);
     }
     return all;
-  }
-
-  // Rows first … end - 1, some at a time while they share γ.
-  void rows(size_t first, size_t end) const {
-    const bool shares_gamma = plan_.runs == 1 || std::max(plan_.gamma.count, plan_.beta.count) <= plan_.length;
-    const bool stages = !x_ready_ || !y_ready_;
-    const size_t together = shares_gamma && (!stages || kRowsTogether * plan_.length <= kStage) ? kRowsTogether : 1;
-    for (size_t g = first; g < end; g += together) some_rows(g, std::min(together, end - g));
   }
 
   void some_rows(size_t first, size_t count) const {
@@ -347,7 +275,7 @@ class ForwardCall {
     job.ahead = x_ready_ && stream_y_ ? length : 0;
     plan_.kernels->row_forward(&job);
     for (size_t k = 0; k < count; ++k) {
-      if (state_) keep(first + k, job.standard[k]);
+      if (state_) save(first + k, job.standard[k]);
       if (!acts_in_kernel()) plan_.activation.forward(job.y[k], length);
       if (!y_ready_) store_group(y_, spans[k], job.y[k], false, nullptr);
     }
@@ -421,10 +349,8 @@ class ForwardCall {
   State* state_;
   size_t batch_;
   const Tensor &x_, &y_;
-  const RunMoments* moments_;
-  const RunSource* source_;
   bool x_ready_, y_ready_;
-  Room room_;
+  Workspace space_;
   ForwardWork work_;
   const float *gamma_, *beta_;
   bool stream_y_, stream_copy_;
@@ -432,53 +358,50 @@ class ForwardCall {
 
 }  // namespace
 
-// ---- what is kept ----
+// ---- what is saved ----
 
 namespace {
 
-// The block of a State: the copy, with a cache line in front of it to choose the alignment, then the rest.
-struct StatePlaces {
-  size_t statistics = 0, parameters = 0;  // bytes of one of their arrays
-  size_t copy = 0, all = SIZE_MAX;
+// The arrays of a State; behind the copy a cache line, so that its alignment can be chosen.
+struct StateArrays {
+  float *copy, *mean, *r, *rest, *gamma, *beta;
 
-  StatePlaces(const Plan& plan, size_t batch, bool copies) {
-    size_t values;
-    const size_t groups = plan.groups(batch);
-    if (__builtin_mul_overflow(batch, plan.sample(), &values) || values > SIZE_MAX / 32 || groups > SIZE_MAX / 32)
-      return;
-    statistics = rounded(groups * sizeof(float));
-    parameters = masks_by_input(plan) ? rounded(plan.c * sizeof(float)) : 0;
-    copy = copies ? rounded(values * sizeof(float) + kAlignment) : 0;
-    all = copy + 3 * statistics + 2 * parameters;
+  StateArrays(const Plan& plan, size_t batch, bool copies, Workspace* space) {
+    copy = copies ? space->take<float>(batch, plan.sample()) : nullptr;
+    if (copies) space->take(kAlignment);
+    for (float** array : {&mean, &r, &rest})
+      *array = space->take<float>(plan.spans_batch() ? 1 : batch, plan.groups(1));
+    for (float** array : {&gamma, &beta}) *array = masks_by_input(plan) ? space->take<float>(plan.c) : nullptr;
   }
-  static size_t rounded(size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
 };
 
 }  // namespace
 
-size_t State::bytes_for(const Plan& plan, size_t batch, bool copies) { return StatePlaces(plan, batch, copies).all; }
+size_t State::bytes_for(const Plan& plan, size_t batch, bool copies) {
+  Workspace space;
+  StateArrays(plan, batch, copies, &space);
+  return space.used();
+}
 
 int State::reserve(const Plan& plan, size_t samples, bool copies) {
-  const StatePlaces places(plan, samples, copies);
-  if (places.all == SIZE_MAX)
+  const size_t bytes = bytes_for(plan, samples, copies);
+  if (bytes == SIZE_MAX)
     return fail("batch: expected a size that can be kept for the gradients; %zu samples overflow", samples);
-  if (block.reserve(places.all, &batch) != 0) return -1;
-  std::byte* at = block.data();
-  copy = copies ? reinterpret_cast<float*>(at) : nullptr;
-  at += places.copy;
-  for (float** array : {&mean, &r, &rest}) {
-    *array = reinterpret_cast<float*>(at);
-    at += places.statistics;
-  }
-  for (float** array : {&gamma, &beta}) {
-    *array = reinterpret_cast<float*>(at);
-    at += places.parameters;
-  }
+  if (block.reserve(bytes, &batch) != 0) return -1;
+  Workspace space(block.data());
+  const StateArrays arrays(plan, samples, copies, &space);
+  copy = arrays.copy;
+  mean = arrays.mean;
+  r = arrays.r;
+  rest = arrays.rest;
+  gamma = arrays.gamma;
+  beta = arrays.beta;
   return 0;
 }
 
 // moving = momentum·moving + (1 - momentum)·current, current averaged over the samples of instance norm.
 void update_moving(const Plan& plan, size_t batch, const double* means, const double* variances) {
+  if (is_interrupted()) return;  // then these are not what they seem
   const size_t samples = plan.spans_batch() ? 1 : batch;
   const double size = static_cast<double>(plan.group_values(batch));
   const double unbiased = kRunningVarianceIsUnbiased && size > 1.0 ? size / (size - 1.0) : 1.0;
@@ -503,26 +426,34 @@ void update_moving(const Plan& plan, size_t batch, const double* means, const do
 
 // ---- the calls ----
 
+namespace {
+
+bool always(const ForwardCall&) { return true; }
+
+// Best first; the last one fits and takes all.
+constexpr ForwardWay kForward[] = {
+    {"columns", [](const Plan& plan) { return plan.is_columns(); }, always, &ForwardCall::run_columns},
+    {"channels in order", may_stay_with_samples, [](const ForwardCall& call) { return call.goes_in_order(); },
+     &ForwardCall::run_in_order},
+    {"rows", [](const Plan& plan) { return plan.is_rows; }, always, &ForwardCall::run_rows},
+    {"channels by groups", [](const Plan&) { return true; }, always, &ForwardCall::run_by_groups}};
+
+}  // namespace
+
+const ForwardWay* choose_forward(const Plan& plan) {
+  const ForwardWay* way = kForward;
+  while (!way->fits(plan)) ++way;
+  return way;
+}
+
 size_t forward_bytes(const Plan& plan, size_t batch, const Tensor& x, const Tensor& y, bool training) {
-  Room room(nullptr);
-  ForwardWork(plan, batch, training, !is_ready(plan, x) || !is_ready(plan, y), &room);
-  return room.used();
+  Workspace space;
+  ForwardWork(plan, batch, training, !is_ready(plan, x) || !is_ready(plan, y), &space);
+  return space.used();
 }
 
-void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work,
-             const RunMoments* moments) {
-  ForwardCall(plan, state, batch, x, y, work, moments).run();
-}
-
-bool takes_source(const Plan& plan, size_t batch, const Tensor& y) {
-  const size_t values = plan.group_values(batch);
-  return takes_moments(plan) && is_ready(plan, y) && (plan.activation.is_identity() || plan.is_relu) &&
-         values + plan.length <= kStage && values / plan.length * sizeof(RunMoments) <= kBlock * sizeof(float);
-}
-
-void forward_from(const Plan& plan, State* state, size_t batch, const RunSource& source, const Tensor& kept,
-                  const Tensor& y, std::byte* work) {
-  ForwardCall(plan, state, batch, kept, y, work, nullptr, &source).run();
+void forward(const Plan& plan, State* state, size_t batch, const Tensor& x, const Tensor& y, std::byte* work) {
+  ForwardCall(plan, state, batch, x, y, work).run();
 }
 
 }  // namespace normalization

@@ -8,8 +8,6 @@ namespace obn::OBN_TARGET::normalization {
 
 using obn::normalization::add;
 
-extern const obn::normalization::Kernels kernels;
-
 namespace {
 
 Moments block_moments(const float* x, size_t length) {
@@ -20,13 +18,28 @@ Moments block_moments(const float* x, size_t length) {
 
 }  // namespace
 
+// Where squares, or sums of values near the largest, are beyond float; NaN and infinities pass here, too.
+Moments far_moments(const float* x, size_t step, size_t count) {
+  const double n = static_cast<double>(count);
+  double sum = 0.0, squares = 0.0;
+  for (size_t i = 0; i < count; ++i) sum += static_cast<double>(x[i * step]);
+  const double mean = sum / n;
+  for (size_t i = 0; i < count; ++i) {
+    const double d = static_cast<double>(x[i * step]) - mean;
+    squares += d * d;
+  }
+  return {n, mean, squares};
+}
+
 // The second pass corrects the rounding of the first mean.
 Moments two_pass_moments(const float* x, size_t length) {
   const double n = static_cast<double>(length), inverse = 1.0 / n;
   const float about = pairwise_sum(run_sum(x, length)) * static_cast<float>(inverse);
   Gathered gathered = {x, splat(about)};
   gathered.rest(0, length);
-  return moments_of(n, inverse, about, pairwise_sum(gathered.first_sum()), pairwise_sum(gathered.second_sum()));
+  const float second = pairwise_sum(gathered.second_sum());
+  if (!is_finite(second)) return far_moments(x, 1, length);
+  return moments_of(n, inverse, about, pairwise_sum(gathered.first_sum()), second);
 }
 
 Moments long_moments(const float* x, size_t length) {
@@ -84,11 +97,12 @@ void run_moments(const Runs& x, size_t count, size_t length, RunMoments* moments
 
 void end_streams() { fence(); }
 
+constexpr obn::normalization::Kernels kernels = {
+    run_moments,    channel_forward, channel_sums,   channel_gradient, row_forward,     row_sums,    row_backward,
+    column_moments, standards,       column_forward, column_sums,      column_gradient, end_streams};
+
 }  // namespace
 
-constinit const obn::normalization::Kernels kernels = {
-    run_moments,  channel_forward, channel_sums,   channel_gradient, row_forward, row_sums,        row_gradient,
-    row_backward, column_moments,  standards,      column_forward,   column_sums, column_gradient, end_streams,
-};
-
 }  // namespace obn::OBN_TARGET::normalization
+
+constinit const obn::normalization::Kernels obn::normalization::Compiled::OBN_TARGET = obn::OBN_TARGET::normalization::kernels;

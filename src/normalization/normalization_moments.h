@@ -82,7 +82,8 @@ OBN_INLINE Gathered gather_about(const float* x, size_t length) {
 }
 OBN_INLINE Moments moments_about(const float* x, size_t length, float about, float first, float second) {
   const double n = static_cast<double>(length), inverse = 1.0 / n, off = static_cast<double>(first) * inverse;
-  if (2.0 * off * off <= static_cast<double>(second) * inverse) return moments_of(n, inverse, about, first, second);
+  const double spread = static_cast<double>(second) * inverse;
+  if (2.0 * off * off <= spread && spread <= __FLT_MAX__) return moments_of(n, inverse, about, first, second);
   return two_pass_moments(x, length);
 }
 OBN_INLINE Moments moments_of(const Gathered& g, size_t length) {

@@ -60,7 +60,7 @@ TEST(normalization_any_number_of_threads_gives_the_same_bits) {
   }
 }
 
-// ---- parts for layers that have a normalization inside ----
+// ---- for layers that have a normalization inside ----
 
 namespace {
 
@@ -81,69 +81,48 @@ ParameterGradient gradient_of(Array& a, bool accumulate) {
   return gradient;
 }
 
-// Moments of all runs, gathered some runs at a time as a layer in front would have them.
-std::vector<RunMoments> gather_moments(const Plan& plan, size_t batch, float* x, Random& random) {
-  std::vector<RunMoments> moments(batch * plan.runs);
-  for (size_t k = 0; k < moments.size();) {
-    const size_t count = std::min(random.between(1, 40), moments.size() - k);
-    plan.kernels->run_moments({x + k * plan.length, plan.length}, count, plan.length, moments.data() + k);
-    k += count;
-  }
-  return moments;
-}
-
-// The layer's own calls, and the same with its input kept by the caller, moments from outside and gradients in two
-// steps, some samples at a time: every result has the same bits.
-void check_parts(const Setup& s, const Target& target, uint64_t seed) {
+// The layer's own calls, and the same with its input kept by the caller and all gradients at once: every result has the
+// same bits.
+void check_inside(const Setup& s, const Target& target, uint64_t seed) {
   Random random{seed}, same{seed};
-  Layer whole(s, random), parts(s, same);
-  if (!whole.filter || !parts.filter) return;
+  Layer whole(s, random), inside(s, same);
+  if (!whole.filter || !inside.filter) return;
   const std::string on = s.text() + " on " + target.name;
   whole.use(target.kernels);
   CHECK(whole.apply() == 0 && whole.apply_backward(false, true, true) == 0, "%s: %s", on.c_str(), obn_last_error());
   whole.s.accumulate = false;
   CHECK(whole.apply_backward(true, false, false) == 0, "%s: %s", on.c_str(), obn_last_error());
 
-  Plan plan = static_cast<Normalization*>(find_filter(parts.filter))->plan;
+  Plan plan = static_cast<Normalization*>(find_filter(inside.filter))->plan;
   plan.kernels = target.kernels;
-  const Tensor x = tensor_of(parts.x), y = tensor_of(parts.y), dy = tensor_of(parts.dy), none;
+  const Tensor x = tensor_of(inside.x), y = tensor_of(inside.y), dy = tensor_of(inside.dy), none;
   const bool is_identity = plan.activation.is_identity();
-  float* values = static_cast<float*>(parts.x.data());
-  std::vector<RunMoments> moments;
-  if (takes_moments(plan)) moments = gather_moments(plan, s.n, values, random);
-  const Array input = parts.x;
-  State state(find_filter(parts.filter)->options());
+  const Array input = inside.x;
+  State state(find_filter(inside.filter)->options());
   CHECK(state.reserve(plan, s.n, false) == 0, "%s", obn_last_error());
   CHECK(state.block.bytes() == State::bytes_for(plan, s.n, false), "%zu bytes", state.block.bytes());
   std::byte* work = workspace(forward_bytes(plan, s.n, x, y, true));
-  forward(plan, &state, s.n, x, y, work, moments.empty() ? nullptr : moments.data());
-  CHECK(parts.y.bytes == whole.y.bytes, "output of %s", on.c_str());
-  CHECK(parts.x.bytes == input.bytes, "input of %s", on.c_str());
-  CHECK(parts.moving_mean.bytes == whole.moving_mean.bytes, "running mean of %s", on.c_str());
-  CHECK(parts.moving_variance.bytes == whole.moving_variance.bytes, "running variance of %s", on.c_str());
+  forward(plan, &state, s.n, x, y, work);
+  CHECK(inside.y.bytes == whole.y.bytes, "output of %s", on.c_str());
+  CHECK(inside.x.bytes == input.bytes, "input of %s", on.c_str());
+  CHECK(inside.moving_mean.bytes == whole.moving_mean.bytes, "running mean of %s", on.c_str());
+  CHECK(inside.moving_variance.bytes == whole.moving_variance.bytes, "running variance of %s", on.c_str());
 
-  const ParameterGradient dbeta = gradient_of(parts.dbeta, s.accumulate);
-  const ParameterGradient dgamma = gradient_of(parts.dgamma, s.accumulate);
-  Array u = parts.dx;
+  const ParameterGradient dbeta = gradient_of(inside.dbeta, s.accumulate);
+  const ParameterGradient dgamma = gradient_of(inside.dgamma, s.accumulate);
+  Array u = inside.dx;
   const Tensor read_y = is_identity ? none : y;
   const Tensor all_u = tensor_of(u);
   work = workspace(backward_bytes(plan, s.n, dy, read_y, all_u, dbeta, dgamma));
-  backward_sums(plan, state, dy, read_y, dbeta, dgamma, work);
-  for (size_t n = 0; n < s.n;) {
-    const size_t count = std::min(random.between(1, 3), s.n - n);
-    Tensor some = all_u;
-    some.walk.data += n * some.step * sizeof(float);
-    backward_input(plan, state, dy, read_y, n, count, some, dbeta, dgamma, work);
-    n += count;
-  }
+  backward(plan, state, dy, read_y, all_u, false, dbeta, dgamma, work);
   CHECK(u.bytes == whole.dx.bytes, "input gradient of %s", on.c_str());
-  CHECK(parts.dbeta.bytes == whole.dbeta.bytes, "beta gradient of %s", on.c_str());
-  CHECK(parts.dgamma.bytes == whole.dgamma.bytes, "gamma gradient of %s", on.c_str());
+  CHECK(inside.dbeta.bytes == whole.dbeta.bytes, "beta gradient of %s", on.c_str());
+  CHECK(inside.dgamma.bytes == whole.dgamma.bytes, "gamma gradient of %s", on.c_str());
 }
 
 }  // namespace
 
-TEST(normalization_in_parts_gives_the_bits_of_the_layer) {
+TEST(normalization_inside_another_layer_gives_the_bits_of_the_layer) {
   Random random{63};
   constexpr BNNSActivationFunction kFunctions[] = {
       BNNSActivationFunctionIdentity, BNNSActivationFunctionRectifiedLinear, BNNSActivationFunctionRectifiedLinear,
@@ -173,7 +152,7 @@ TEST(normalization_in_parts_gives_the_bits_of_the_layer) {
     s.shift = random.below(3);
     s.function = kFunctions[random.below(std::size(kFunctions))];
     s.mean = random.below(3) == 0 ? 3.0 : 0.0;
-    for (const Target& target : all_targets()) check_parts(s, target, 500 + static_cast<uint64_t>(round));
+    for (const Target& target : all_targets()) check_inside(s, target, 500 + static_cast<uint64_t>(round));
   }
   // long runs, more than one thread
   for (BNNSFilterType type : kTypes) {
@@ -185,7 +164,7 @@ TEST(normalization_in_parts_gives_the_bits_of_the_layer) {
     s.w = 77;
     s.groups = 2;
     s.function = BNNSActivationFunctionRectifiedLinear;
-    for (const Target& target : all_targets()) check_parts(s, target, 900);
+    for (const Target& target : all_targets()) check_inside(s, target, 900);
   }
 }
 

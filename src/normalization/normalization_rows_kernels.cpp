@@ -5,7 +5,9 @@
 
 namespace obn::OBN_TARGET::normalization {
 
+using obn::normalization::is_nan;
 using obn::normalization::kRowsTogether;
+using obn::normalization::set_nan;
 
 namespace {
 
@@ -40,11 +42,12 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
   Standard standard = job->standard[0];  // of row k, without a detour through memory
   for (size_t k = 0; k < job->rows; ++k) {
     const Output<copies, streams, Parameters> output = {
-        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(standard), splat(job->low), parameters, {}};
+        job->x[k], job->y[k], copies ? job->copy[k] : nullptr, Standardize(standard), splat(job->low), parameters};
     size_t o = begin_output(output, length);
     const bool is_last = k + 1 == job->rows;
     if (is_last || length > kBlock || length <= kShortRun) {
       output.rest(o, length);
+      if (is_nan(standard.rest)) set_nan({job->y[k], 0}, 1, length);
       if (is_last) return;
       if (length > kBlock) job->standard[k + 1] = standard_of_row(long_moments(job->x[k + 1], length), epsilon);
       standard = job->standard[k + 1];
@@ -61,6 +64,7 @@ OBN_INLINE void rows_forward(RowForward* job, const Parameters& parameters) {
       output.wide(o);
     }
     output.rest(o, length);
+    if (is_nan(standard.rest)) set_nan({job->y[k], 0}, 1, length);
     next.rest(i, length);
     standard = standard_of_row(moments_of(next, length), epsilon);
     job->standard[k + 1] = standard;
@@ -87,13 +91,6 @@ void row_forward(RowForward* job) {
 // ---- backward ----
 
 namespace {
-
-// body(accumulates, streams)
-template <class Body>
-OBN_INLINE void choose_store(bool accumulate, bool stream, const Body& body) {
-  if (accumulate) return body(Is<true>{}, Is<false>{});
-  choose(stream, [&](auto streams) { body(Is<false>{}, streams); });
-}
 
 template <Mask mask>
 OBN_INLINE Points<mask> points_of(const RowGradient& job, size_t k) {
@@ -191,6 +188,11 @@ struct RowInput {
   }
 };
 
+// A gradient that is NaN all over.
+OBN_INLINE void settle_row(const RowGradient& job, size_t k) {
+  if (__builtin_isunordered(job.mean_g[k], job.mean_g_xhat[k])) set_nan({job.dx[k], 0}, 1, job.length);
+}
+
 // Sums of rows k … k + together - 1, and input gradients of rows first … end - 1.
 template <Mask mask, bool adds, size_t together, class Gamma>
 OBN_INLINE void sum_rows(RowGradient* job, size_t k, const Gamma& gamma) {
@@ -203,6 +205,7 @@ OBN_INLINE void write_rows(const RowGradient& job, size_t first, size_t end, con
   for (size_t k = first; k < end; ++k) {
     const RowInput<mask, accumulates, streams, Gamma> input(job, k, gamma);
     input.rest(input.begin(job.length), job.length);
+    settle_row(job, k);
   }
 }
 
@@ -250,6 +253,7 @@ OBN_INLINE void rows_backward_streamed(RowGradient* job, const Gamma& gamma) {
       }
     }
     input.rest(o, length);
+    settle_row(*job, k - 1);
     sums.rest(i, length);
     sums.means(length, &job->mean_g[k], &job->mean_g_xhat[k]);
   }
@@ -279,18 +283,12 @@ void row_sums(RowGradient* job) {
   });
 }
 
-void row_gradient(const RowGradient& job) {
-  choose_row(job, [&](auto with, const auto& gamma) {
-    choose_store(job.accumulate, job.stream, [&](auto accumulates, auto streams) {
-      write_rows<decltype(with)::mask, decltype(accumulates)::yes, decltype(streams)::yes>(job, 0, job.rows, gamma);
-    });
-  });
-}
-
 void row_backward(RowGradient* job) {
   if (job->accumulate) {  // rare
     row_sums(job);
-    row_gradient(*job);
+    choose_row(*job, [&](auto with, const auto& gamma) {
+      write_rows<decltype(with)::mask, true, false>(*job, 0, job->rows, gamma);
+    });
     return;
   }
   choose_row(*job, [&](auto with, const auto& gamma) {

@@ -24,6 +24,9 @@ using obn::normalization::Standard;
 using obn::normalization::standard_of;
 using obn::normalization::Sums;
 
+// normalization_kernels.cpp
+obn::normalization::Moments far_moments(const float* x, size_t step, size_t count);  // in double
+
 // normalization_channels_kernels.cpp
 void channel_forward(const Forward& job);
 Sums channel_sums(const Gradient& job);
@@ -32,7 +35,6 @@ void channel_gradient(const Gradient& job);
 // normalization_rows_kernels.cpp
 void row_forward(RowForward* job);
 void row_sums(RowGradient* job);
-void row_gradient(const RowGradient& job);
 void row_backward(RowGradient* job);
 
 // normalization_columns_kernels.cpp
@@ -44,6 +46,8 @@ void column_sums(const ColumnGradient& job, Sums* sums);
 void column_gradient(const ColumnGradient& job);
 
 namespace {  // nothing here may be shared between targets
+
+OBN_INLINE bool is_finite(float v) { return v - v == 0.0f; }
 
 constexpr size_t kBlock = obn::normalization::kSumBlock;
 constexpr size_t kWide = 4 * kLanes;  // values that are worked on at a time
@@ -126,7 +130,6 @@ struct Output {
   Standardize standardize;
   F low;
   Parameters parameters;
-  const float* fetch[2] = {};
 
   [[gnu::always_inline]] F of(F v, size_t i, size_t n) const {
     return max(low, parameters.apply(standardize(v), i, n));
@@ -135,8 +138,6 @@ struct Output {
     F v[4], w[4];
 #pragma GCC unroll 4
     for (size_t j = 0; j < 4; ++j) {
-      if (fetch[0]) prefetch(fetch[0] + i + j * kLanes);
-      if (fetch[1]) prefetch(fetch[1] + i + j * kLanes);
       v[j] = load(x + i + j * kLanes);
       w[j] = of(v[j], i + j * kLanes, kLanes);
     }
@@ -199,8 +200,8 @@ struct Points {
   [[gnu::always_inline]] Point at(size_t i, size_t n) const {
     // beyond the last value x̂ is nearly 0, not something large: dz, which is 0 there, shall stay that
     const F dy_here = load_part(dy + i, n), xhat = standardize(load_part(x + i, n, standardize.mean));
-    if (mask == Mask::output) return {load_part(y + i, n) > 0.0f ? dy_here : F{}, xhat};
-    if (mask == Mask::input) return {forward.apply(xhat, i, n) > 0.0f ? dy_here : F{}, xhat};
+    if (mask == Mask::output) return {load_part(y + i, n) <= 0.0f ? F{} : dy_here, xhat};
+    if (mask == Mask::input) return {forward.apply(xhat, i, n) <= 0.0f ? F{} : dy_here, xhat};
     return {dy_here, xhat};
   }
 };

@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/integer.h"
 #include "base/memory.h"
+#include "base/workspace.h"
 #include "normalization/normalization.h"
 
 namespace obn::normalization {
@@ -19,7 +21,6 @@ inline constexpr size_t kPiece = 16384;  // values of a piece, at least; fewer a
 inline constexpr double kValue = 0.4;    // nanoseconds for one, about
 inline constexpr size_t kBlock = 2048;   // values converted at a time
 inline constexpr size_t kStage = kScratchBytes / 4 - kBlock;  // floats of scratch for one group; a block has the rest
-inline constexpr size_t kStreamBytes = size_t{16} << 20;      // of results that the caches of two threads do not hold
 inline constexpr size_t kFewestStreamed = size_t{2} << 20;    // of a gradient that other threads read
 inline constexpr float kOne = 1.0f, kZero = 0.0f;
 
@@ -38,13 +39,15 @@ inline size_t groups_together(size_t groups, size_t values) {
 // The same where a group's memory is read while that of the one before is written: more of them. A group has the same
 // result in any piece.
 inline size_t groups_in_line(size_t groups, size_t values, size_t thread_limit) {
-  return std::max(groups_together(groups, values), groups / (4 * threads_for(thread_limit)));
+  constexpr size_t kMostValues = size_t{1} << 22;  // some milliseconds: between pieces a call may be given up
+  const size_t most = std::min(groups / (4 * threads_for(thread_limit)), kMostValues / std::max<size_t>(values, 1));
+  return std::max(groups_together(groups, values), most);
 }
 
 // body(block) for every kColumns columns of `samples` samples.
 template <class Body>
 void by_column_blocks(const Plan& plan, size_t samples, const Body& body) {
-  const size_t blocks = (plan.runs + kColumns - 1) / kColumns;
+  const size_t blocks = divide_up(plan.runs, kColumns);
   const size_t piece = groups_together(blocks, samples * kColumns);
   by_pieces(
       blocks, piece, plan.threads,
@@ -90,31 +93,6 @@ inline bool stays_with_samples(const Plan& plan, size_t batch) {
   return may_stay_with_samples(plan) && threads >= kManyThreads && batch >= threads &&
          batch * plan.sample() >= kFewestValues;
 }
-
-// ---- workspace: counted first, then placed ----
-
-class Room {
- public:
-  explicit Room(std::byte* block) : block_(block) {}
-
-  template <class T>
-  T* take(size_t rows, size_t columns = 1) {
-    size_t bytes;
-    if (used_ == SIZE_MAX || __builtin_mul_overflow(rows, columns, &bytes) ||
-        __builtin_mul_overflow(bytes, sizeof(T), &bytes) || bytes > SIZE_MAX / 2 - used_) {
-      used_ = SIZE_MAX;
-      return nullptr;
-    }
-    T* place = block_ ? reinterpret_cast<T*>(block_ + used_) : nullptr;
-    used_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return place;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* block_;
-  size_t used_ = 0;
-};
 
 // ---- tensors ----
 

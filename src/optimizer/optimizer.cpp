@@ -8,8 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/status.h"
@@ -20,26 +23,7 @@
 
 namespace obn {
 
-namespace portable::optimizer {
-extern const obn::optimizer::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::optimizer {
-extern const obn::optimizer::Kernels kernels;
-}
-namespace avx512::optimizer {
-extern const obn::optimizer::Kernels kernels;
-}
-#endif
-
 namespace optimizer {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::optimizer::kernels, &avx2::optimizer::kernels,
-                                         &avx512::optimizer::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::optimizer::kernels, nullptr, nullptr, nullptr};
-#endif
 
 size_t roles_of(Rule rule) {
   constexpr size_t kRoles[kRules] = {0, 1, 1, 1, 1, 1, 2, 3, 1, 2, 2, 3};
@@ -312,7 +296,7 @@ class Step {
                    BNNSNDArrayDescriptor** accumulators);
   void measure();
   double sum_of(size_t tensor) const;
-  size_t pieces() const { return (total_ + piece_ - 1) / piece_; }
+  size_t pieces() const { return divide_up(total_, piece_); }
   template <class Body>
   void parts(size_t piece, const Body& body) const;
   template <class Body>
@@ -333,7 +317,7 @@ int Step::read(BNNSOptimizerFunction function, const void* fields, size_t count,
   if (!parameters || !gradients) return fail("%s: expected arrays; got NULL", parameters ? "gradients" : "parameters");
   const size_t arrays = 2 + roles_of(fields_.rule);
   size_t values = 0;
-  for (size_t p = 0; p < count; ++p) {  // how much room the partial sums take
+  for (size_t p = 0; p < count; ++p) {  // how many partial sums there are
     float* data;
     size_t found;
     if (read_array(parameters, p, Access::write, "parameters", 0, &data, &found) != 0) return -1;
@@ -442,10 +426,21 @@ void Step::run() {
     Numbers numbers = fields_.numbers;
     parts(piece, [&](size_t p, size_t first, size_t n) {
       const Tensor& t = work_.tensors[p];
-      numbers.scale = static_cast<float>(static_cast<double>(fields_.numbers.scale) * t.factor);
+      const double scale = static_cast<double>(fields_.numbers.scale) * t.factor;
+      numbers.scale = static_cast<float>(scale);
       float* a[kMaxRoles] = {};
       for (size_t k = 0; k < roles; ++k) a[k] = t.a[k] + first;
-      function(numbers, t.w + first, t.g + first, a, n);
+      if (scale == 0.0 || std::fabs(scale) >= double{std::numeric_limits<float>::min()})
+        return function(numbers, t.w + first, t.g + first, a, n);
+      // A norm so large that its inverse has few digits as a float: the product is made before.
+      numbers.scale = 1.0f;
+      float g[512];
+      for (size_t i = 0; i < n; i += std::size(g)) {
+        const size_t m = std::min(std::size(g), n - i);
+        clip::targets.best().scale(t.g + first + i, &scale, false, g, false, m);
+        function(numbers, t.w + first + i, g, a, m);
+        for (size_t k = 0; k < roles; ++k) a[k] += m;
+      }
     });
   });
 }
@@ -464,6 +459,8 @@ extern "C" int BNNSOptimizerStep(BNNSOptimizerFunction function, const void* Opt
       step.read(function, OptimizerAlgFields, number_of_parameters, parameters, gradients, accumulators,
                 options.threads) != 0)
     return -1;
-  step.run();
-  return 0;
+  return obn::interruptible(nullptr, [&] {
+    step.run();
+    return 0;
+  });
 }

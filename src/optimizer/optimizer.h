@@ -9,12 +9,12 @@
 
 #include <cstddef>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 
 namespace obn::optimizer {
 
-// Spec optimizer.md, section 6, leaves open how AdamW takes off its decay: true is W - rate·decay·W, as PyTorch does,
-// false W - decay·W, as the paper writes it.
+// docs/interface/optimizer.md, section 6, leaves open how AdamW takes off its decay: true is W - rate·decay·W, as PyTorch
+// does, false W - decay·W, as the paper writes it.
 inline constexpr bool kDecayFollowsRate = true;
 
 inline constexpr size_t kMaxRoles = 3;
@@ -62,7 +62,10 @@ struct Kernels {
   Run run[kRules];
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the obvious formulas (optimizer_ref.cpp), one value in float64 ----
 

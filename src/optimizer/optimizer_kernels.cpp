@@ -15,12 +15,13 @@ using obn::optimizer::Penalty;
 using obn::optimizer::Rule;
 using obn::optimizer::Run;
 
-extern const obn::optimizer::Kernels kernels;
-
 namespace {
 
 // a·x + b·y
 OBN_INLINE F blend(float a, F x, float b, F y) { return fma(a, x, splat(b) * y); }
+
+// beta2·mean + rest2·g², without the square itself: it would be infinite beyond 1.8e19, where the mean need not be.
+OBN_INLINE F mean_square(const Numbers& c, F mean, F g) { return fma(c.beta2, mean, splat(c.rest2) * g * g); }
 
 // g = scale·clamp(g) + penalty(w)
 OBN_INLINE F penalized(const Numbers& c, F w, F g) {
@@ -72,7 +73,7 @@ struct Adam {
   static constexpr size_t kRoles = amsgrad ? 3 : 2;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
     a[0] = blend(c.beta1, a[0], c.rest1, g);
-    a[1] = blend(c.beta2, a[1], c.rest2, g * g);
+    a[1] = mean_square(c, a[1], g);
     F square = a[1];
     if constexpr (amsgrad) square = a[2] = max(a[2], a[1]);
     return fma(c.keep, w, splat(-c.rate) * a[0] / (sqrt(square) + splat(c.epsilon)));
@@ -83,7 +84,7 @@ template <bool centered, bool momentum>
 struct RmsProp {
   static constexpr size_t kRoles = 1 + centered + momentum;
   OBN_INLINE F step(const Numbers& c, F w, F g, F* a) {
-    a[0] = blend(c.beta2, a[0], c.rest2, g * g);
+    a[0] = mean_square(c, a[0], g);
     F square = a[0];
     if constexpr (centered) {
       a[1] = blend(c.beta2, a[1], c.rest2, g);
@@ -130,7 +131,7 @@ void run(const Numbers& numbers, float* w, const float* g, float* const* a, size
   const Numbers c = numbers;  // nobody else writes to this one
   float* roles[kMaxRoles] = {};
   for (size_t k = 0; k < Rule::kRoles; ++k) roles[k] = a[k];
-  size_t i = -(reinterpret_cast<uintptr_t>(w) / sizeof(float)) % kLanes;
+  size_t i = (kLanes - reinterpret_cast<uintptr_t>(w) / sizeof(float) % kLanes) % kLanes;
   i = i < n ? i : n % kLanes;
   if (i > 0) step_first<Rule>(c, w, g, roles, 0, i);
   for (; i + kLanes <= n; i += kLanes) step_vector<Rule>(c, w, g, roles, i);
@@ -157,6 +158,6 @@ constexpr obn::optimizer::Kernels table() {
 
 }  // namespace
 
-constinit const obn::optimizer::Kernels kernels = table();
-
 }  // namespace obn::OBN_TARGET::optimizer
+
+constinit const obn::optimizer::Kernels obn::optimizer::Compiled::OBN_TARGET = obn::OBN_TARGET::optimizer::table();

@@ -1,4 +1,4 @@
-// The obvious formulas (spec optimizer.md), one value at a time.
+// The obvious formulas (docs/interface/optimizer.md), one value at a time.
 #include <algorithm>
 #include <cmath>
 

@@ -8,30 +8,15 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/describe.h"
+#include "base/integer.h"
 #include "base/legacy.h"
 #include "base/pool.h"
+#include "base/memory.h"
 #include "base/status.h"
-
-namespace obn::portable::pooling {
-extern const obn::pooling::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace obn::avx2::pooling {
-extern const obn::pooling::Kernels kernels;
-}
-namespace obn::avx512::pooling {
-extern const obn::pooling::Kernels kernels;
-}
-#endif
+#include "base/workspace.h"
 
 namespace obn::pooling {
-
-#if defined(OBN_X86)
-const Targets<Kernels> targets = {&portable::pooling::kernels, &avx2::pooling::kernels, &avx512::pooling::kernels,
-                                  nullptr};
-#else
-const Targets<Kernels> targets = {&portable::pooling::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -40,12 +25,67 @@ constexpr char kKind[] = "pooling";
 constexpr size_t kPieceValues = size_t{1} << 15;     // work of one piece: some 10 us
 constexpr size_t kMostPositions = size_t{1} << 12;   // windows of a plane that have a table: it stays near
 constexpr double kValue = 0.3;                       // nanoseconds for one of an image, about
-constexpr size_t kStreamBytes = size_t{16} << 20;    // arrays above this are written past the caches
 constexpr size_t kStageFloats = size_t{1} << 9;      // values staged at a time: short bursts let streaming stores drain while
                                                      // the next rows are computed (2^11 took 20 % longer in backward)
 constexpr size_t kPlaneFloats = size_t{1} << 16;     // the same where a whole plane is filled in random order
 constexpr size_t kRingFloats = size_t{1} << 17;      // split rows kept at a time
 constexpr double kScatterOverlap = 12;  // windows per image position above which max backward scatters; estimated
+
+// ---- choice ----
+
+bool is_average(const Plan& plan) {
+  return plan.function == BNNSPoolingFunctionAverageCountIncludePadding ||
+         plan.function == BNNSPoolingFunctionAverageCountExcludePadding;
+}
+bool is_inverse(const Plan& plan) { return plan.function == BNNSPoolingFunctionUnMax; }
+bool is_global_average(const Plan& plan) { return plan.is_global_average; }
+bool is_max(const Plan& plan) { return plan.function == BNNSPoolingFunctionMax; }
+template <bool kMax, int64_t kKernel>
+bool pushes(const Plan& plan) {
+  return plan.pushes && is_max(plan) == kMax && plan.x.kernel == kKernel;
+}
+
+bool has_float_planes(const Call& call) {
+  return call.x.has_float_rows() && call.x.is_one_run(static_cast<size_t>(call.plan->x.image));
+}
+// Windows are taken straight from the image, and results put straight where they belong.
+bool is_in_place(const Call& call) {
+  const size_t windows = static_cast<size_t>(call.plan->x.windows);
+  const auto is_kept = [&](const Tensor& tensor, BNNSDataType type) {
+    return !tensor.data || (tensor.type == type && tensor.is_one_run(windows) && !tensor.stream);
+  };
+  return call.x.has_float_rows() && is_kept(call.y, BNNSDataTypeFloat32) && is_kept(call.indices, BNNSDataTypeUInt32);
+}
+bool has_own_indices(const Call& call) { return !call.stray_indices; }
+
+constexpr Algorithm kForward[] = {
+    {"inverse", is_inverse, nullptr, &Kernels::forward_inverse},
+    {"global average", is_global_average, has_float_planes, &Kernels::forward_global},
+    {"in place",
+     [](const Plan& plan) {
+       return plan.is_in_pairs && !plan.bias.data && !plan.has_activation && !plan.has_empty_columns;
+     },
+     is_in_place, &Kernels::forward_in_place},
+    {"windows", [](const Plan&) { return true; }, nullptr, &Kernels::forward_windows},
+    {"reference", nullptr, nullptr, &Kernels::forward_windows}};
+
+// Where windows push, pulling takes 1.4 (from memory) to 14 times as long (2x2 maxima with indices, in cache).
+constexpr Algorithm kBackward[] = {
+    {"inverse", is_inverse, nullptr, &Kernels::backward_inverse},
+    {"global average", is_global_average, nullptr, &Kernels::backward_global},
+    {"push 2x2 maxima", pushes<true, 2>, has_own_indices, &Kernels::push_two_maxima},
+    {"push 3x3 maxima", pushes<true, 3>, has_own_indices, &Kernels::push_three_maxima},
+    {"push 2x2 averages", pushes<false, 2>, nullptr, &Kernels::push_two_averages},
+    {"push 3x3 averages", pushes<false, 3>, nullptr, &Kernels::push_three_averages},
+    {"pull", [](const Plan& plan) { return !plan.prefers_scatter; }, has_own_indices, &Kernels::backward_pull},
+    {"scatter", is_max, nullptr, &Kernels::backward_scatter},
+    {"reference", nullptr, nullptr, &Kernels::backward_pull}};
+
+// The kernels run nothing without their tables.
+const Algorithm* first_that_fits(const Algorithm* from, const Plan& plan) {
+  while (from->fits && !(plan.fits && from->fits(plan))) ++from;
+  return from;
+}
 
 // ---- geometry ----
 
@@ -77,7 +117,7 @@ Axis make_axis(size_t image, size_t windows, size_t kernel, size_t stride, size_
   axis.dilation = kernel == 1 ? 1 : static_cast<int64_t>(std::min(dilation, kLimit));
   const int64_t padding = static_cast<int64_t>(before), last_start = axis.stride * (axis.windows - 1) - padding;
   // Cut off the positions that even the last window has in front of the image, and the first one behind it.
-  const int64_t skipped = last_start >= 0 ? 0 : (-last_start + axis.dilation - 1) / axis.dilation;
+  const int64_t skipped = last_start >= 0 ? 0 : divide_up(-last_start, axis.dilation);
   const int64_t reached = (axis.image - 1 + padding) / axis.dilation + 1;
   const int64_t useful = std::min(static_cast<int64_t>(std::min(kernel, kLimit)), reached);
   axis.kernel = std::max<int64_t>(0, useful - skipped);
@@ -111,10 +151,6 @@ int check_geometry(const Geometry& g, const View& image, const View& windows, co
   return 0;
 }
 
-bool is_float_type(BNNSDataType type) {
-  return type == BNNSDataTypeFloat32 || type == BNNSDataTypeFloat16 || type == BNNSDataTypeBFloat16;
-}
-
 int check_image(const View& view, const char* argument) {
   if (view.layout != BNNSDataLayoutImageCHW)
     return fail("%s: expected layout ImageCHW; got %s", argument, name_of(view.layout));
@@ -138,21 +174,6 @@ int check_per_channel(const View& view, size_t channels, const char* argument, s
 
 // ---- plan ----
 
-size_t round_up(size_t n) { return (n + kPad - 1) / kPad * kPad; }
-
-// The arrays of a plan, as parts of one block; with block NULL only their size is counted.
-struct Tables {
-  std::byte* block;
-  size_t used = 0;
-
-  template <class T>
-  T* take(size_t n) {
-    T* part = block ? reinterpret_cast<T*>(block + used) : nullptr;
-    used += round_up(n * sizeof(T));
-    return part;
-  }
-};
-
 // Small planes of maxima whose windows are all full and do not overlap have a table of where their windows begin.
 size_t positions_of(const Plan& plan) { return static_cast<size_t>(plan.x.windows * plan.y.windows); }
 bool wants_positions(const Plan& plan) {
@@ -160,30 +181,23 @@ bool wants_positions(const Plan& plan) {
     return axis.before == 0 && axis.dilation == 1 && axis.kernel > 0 && axis.kernel <= axis.stride &&
            axis.start(axis.windows - 1) + axis.kernel <= axis.image;
   };
-  return plan.function == BNNSPoolingFunctionMax && is_full(plan.x) && is_full(plan.y) &&
+  return is_max(plan) && is_full(plan.x) && is_full(plan.y) &&
          positions_of(plan) <= kMostPositions;
 }
 
-struct PlanTables {
-  Column *columns, *by_residue;
-  int32_t *residue_begin, *used_residue, *first_column, *column_count;
-  int32_t* first_position;  // NULL: not wanted
-  float *weight, *factor;
-
-  PlanTables(const Plan& plan, Tables* tables) {
-    const size_t windows = static_cast<size_t>(plan.x.windows) + kPad;
-    columns = tables->take<Column>(plan.columns_count);
-    by_residue = tables->take<Column>(plan.columns_count);
-    residue_begin = tables->take<int32_t>(plan.residues + 1);
-    used_residue = tables->take<int32_t>(plan.residues);
-    first_column = tables->take<int32_t>(windows);
-    column_count = tables->take<int32_t>(windows);
-    first_position = wants_positions(plan) ? tables->take<int32_t>(positions_of(plan) + kPad) : nullptr;
-    const size_t weights = plan.forward_rows * static_cast<size_t>(plan.x.windows) + kPad;
-    weight = tables->take<float>(weights);
-    factor = tables->take<float>(weights);
-  }
-};
+// The arrays of a plan, parts of one block.
+void lay_out(Plan* plan, Workspace* block) {
+  const size_t windows = static_cast<size_t>(plan->x.windows);
+  plan->columns = block->take<Column>(plan->columns_count);
+  plan->columns_by_residue = block->take<Column>(plan->columns_count);
+  plan->residue_begin = block->take<int32_t>(plan->residues + 1);
+  plan->used_residue = block->take<int32_t>(plan->residues);
+  plan->first_column = block->take<int32_t>(windows + kPad);
+  plan->column_count = block->take<int32_t>(windows + kPad);
+  plan->first_position = wants_positions(*plan) ? block->take<int32_t>(positions_of(*plan) + kPad) : nullptr;
+  plan->column_weight = block->take<float>(plan->forward_rows * windows + kPad);
+  plan->column_factor = block->take<float>(plan->forward_rows * windows + kPad);
+}
 
 // Small enough for 32-bit positions and for rows in scratch.
 bool may_fit(const Axis& x, const Axis& y) {
@@ -194,79 +208,79 @@ bool may_fit(const Axis& x, const Axis& y) {
          x.windows * y.windows <= kPlane;
 }
 
-void fill_columns(Plan* plan, const PlanTables& tables) {
+void fill_columns(Plan* plan) {
   const Axis& x = plan->x;
   int64_t least = 0, most = 0;
-  std::fill_n(tables.residue_begin, plan->residues + 1, 0);
+  std::fill_n(plan->residue_begin, plan->residues + 1, 0);
   plan->columns_count = 0;
   for (int64_t k = 0; k < x.kernel; ++k) {
     const int64_t offset = x.dilation * k - x.before;
     const int64_t residue = (offset % x.stride + x.stride) % x.stride, shift = (offset - residue) / x.stride;
     if (residue >= x.image) continue;  // strides wider than the image: no window has this column inside
-    tables.columns[plan->columns_count++] = {static_cast<int32_t>(offset), static_cast<int32_t>(residue),
+    plan->columns[plan->columns_count++] = {static_cast<int32_t>(offset), static_cast<int32_t>(residue),
                                              static_cast<int32_t>(shift), 0};
-    ++tables.residue_begin[residue + 1];
+    ++plan->residue_begin[residue + 1];
     least = std::min(least, shift);
     most = std::max(most, shift);
   }
   // Counts become borders; the residues that occur get a slot each.
   plan->used_residues = 0;
   for (size_t r = 0; r < plan->residues; ++r) {
-    if (tables.residue_begin[r + 1] > 0) tables.used_residue[plan->used_residues++] = static_cast<int32_t>(r);
-    tables.residue_begin[r + 1] += tables.residue_begin[r];
+    if (plan->residue_begin[r + 1] > 0) plan->used_residue[plan->used_residues++] = static_cast<int32_t>(r);
+    plan->residue_begin[r + 1] += plan->residue_begin[r];
   }
-  const size_t per_residue = static_cast<size_t>((x.image + x.stride - 1) / x.stride);
+  const size_t per_residue = static_cast<size_t>(divide_up(x.image, x.stride));
   const size_t windows = static_cast<size_t>(x.windows), before = static_cast<size_t>(-least),
                behind = static_cast<size_t>(most);
   plan->slot_left = before;
-  plan->slot_floats = round_up(before + std::max(windows + behind, per_residue) + 2 * kPad);
+  plan->slot_floats = round_up(before + std::max(windows + behind, per_residue) + 2 * kPad, kPad);
   plan->row_floats = plan->used_residues * plan->slot_floats;
   plan->gradient_left = behind;
-  plan->gradient_floats = round_up(behind + std::max(before + per_residue, windows) + 2 * kPad);
+  plan->gradient_floats = round_up(behind + std::max(before + per_residue, windows) + 2 * kPad, kPad);
   // Sorted by residue, kx ascending within one: each residue's border walks to its end, then all move back by one.
   for (size_t k = 0; k < plan->columns_count; ++k) {
-    Column& column = tables.columns[k];
-    const int32_t* slot = std::lower_bound(tables.used_residue, tables.used_residue + plan->used_residues,
+    Column& column = plan->columns[k];
+    const int32_t* slot = std::lower_bound(plan->used_residue, plan->used_residue + plan->used_residues,
                                            column.residue);
-    column.at = static_cast<int32_t>(static_cast<size_t>(slot - tables.used_residue) * plan->slot_floats + before) +
+    column.at = static_cast<int32_t>(static_cast<size_t>(slot - plan->used_residue) * plan->slot_floats + before) +
                 column.shift;
-    tables.by_residue[tables.residue_begin[column.residue]++] = column;
+    plan->columns_by_residue[plan->residue_begin[column.residue]++] = column;
   }
-  for (size_t r = plan->residues; r > 0; --r) tables.residue_begin[r] = tables.residue_begin[r - 1];
-  tables.residue_begin[0] = 0;
+  for (size_t r = plan->residues; r > 0; --r) plan->residue_begin[r] = plan->residue_begin[r - 1];
+  plan->residue_begin[0] = 0;
 }
 
-void fill_positions(const Plan& plan, int32_t* first_position) {
+void fill_positions(const Plan& plan) {
   const size_t windows = static_cast<size_t>(plan.x.windows), all = positions_of(plan);
   for (size_t i = 0; i < all; ++i) {
     const int64_t p = static_cast<int64_t>(i / windows), q = static_cast<int64_t>(i % windows);
-    first_position[i] = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(q));
+    plan.first_position[i] = static_cast<int32_t>(plan.y.start(p) * plan.x.image + plan.x.start(q));
   }
-  std::fill_n(first_position + all, kPad, 0);
+  std::fill_n(plan.first_position + all, kPad, 0);
 }
 
-void fill_windows(Plan* plan, const PlanTables& tables) {
+void fill_windows(Plan* plan) {
   const Axis& x = plan->x;
   plan->has_empty_columns = false;
   for (int64_t q = 0; q < x.windows; ++q) {
     const int64_t count = x.end(q) - x.first(q);
     if (count == 0) plan->has_empty_columns = true;
-    tables.first_column[q] = count == 0 ? 0 : static_cast<int32_t>(x.start(q) + x.dilation * x.first(q));
-    tables.column_count[q] = static_cast<int32_t>(count);
+    plan->first_column[q] = count == 0 ? 0 : static_cast<int32_t>(x.start(q) + x.dilation * x.first(q));
+    plan->column_count[q] = static_cast<int32_t>(count);
     const float weight = plan->count_padding ? plan->full_width : static_cast<float>(std::max<int64_t>(count, 1));
     for (size_t r = 0; r < plan->forward_rows; ++r)
-      tables.weight[static_cast<int64_t>(r) * x.windows + q] = weight;
+      plan->column_weight[static_cast<int64_t>(r) * x.windows + q] = weight;
   }
   for (size_t q = static_cast<size_t>(x.windows); q < static_cast<size_t>(x.windows) + kPad; ++q) {
-    tables.first_column[q] = 0;
-    tables.column_count[q] = 0;
+    plan->first_column[q] = 0;
+    plan->column_count[q] = 0;
   }
   const size_t weights = plan->forward_rows * static_cast<size_t>(x.windows);
-  std::fill_n(tables.weight + weights, kPad, 1.0f);
+  std::fill_n(plan->column_weight + weights, kPad, 1.0f);
   plan->weights_are_powers_of_two = true;
   for (size_t i = 0; i < weights + kPad; ++i) {
-    tables.factor[i] = 1.0f / tables.weight[i];
-    if ((std::bit_cast<uint32_t>(tables.weight[i]) & 0x7fffff) != 0) plan->weights_are_powers_of_two = false;
+    plan->column_factor[i] = 1.0f / plan->column_weight[i];
+    if ((std::bit_cast<uint32_t>(plan->column_weight[i]) & 0x7fffff) != 0) plan->weights_are_powers_of_two = false;
   }
 }
 
@@ -284,26 +298,37 @@ bool choose_rows(Plan* plan) {
   plan->ring_rows = plan->splits_ahead ? under_two
                                        : std::min(std::bit_ceil(reach + 1), std::bit_floor(kRingFloats / row));
   plan->rows_at_once = std::min((plan->ring_rows - 1) / static_cast<size_t>(plan->y.dilation) + 1, kRowsAtOnce);
-  plan->line_floats = round_up(std::max(w, q) + 2 * kPad);
+  plan->line_floats = round_up(std::max(w, q) + 2 * kPad, kPad);
   const size_t shared = plan->is_in_pairs ? 4 * plan->slot_floats : 0;
-  const size_t ring = 2 * round_up(plan->ring_rows) + plan->ring_rows * row + plan->line_floats + shared;
+  const size_t ring = 2 * round_up(plan->ring_rows, kPad) + plan->ring_rows * row + plan->line_floats + shared;
 
-  const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad);
+  const size_t forward = ring + 4 * round_up(plan->forward_rows * q + 2 * kPad, kPad);
 
   size_t backward = 0;
   for (plan->backward_rows = std::clamp<size_t>(kStageFloats / w, 1, h);; plan->backward_rows = 1) {
     plan->gradient_rows = std::min(p, (plan->backward_rows - 1 + reach) / stride + 2);
     backward = ring + (2 * plan->gradient_rows + 1) * plan->gradient_floats + 3 * plan->line_floats +
-               round_up(plan->backward_rows * w + 4 * kPad);
+               round_up(plan->backward_rows * w + 4 * kPad, kPad);
     if (backward <= kBlock || plan->backward_rows == 1) break;
   }
   plan->push_rows = std::max<size_t>(2, plan->backward_rows);
-  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad) + 7 * plan->line_floats +
-                                    round_up(plan->push_rows * w + 4 * kPad));
+  backward = std::max(backward, ring + 2 * round_up(plan->forward_rows * q + 2 * kPad, kPad) + 7 * plan->line_floats +
+                                    round_up(plan->push_rows * w + 4 * kPad, kPad));
   // Scattering and UnMax: whole planes of the image where they fit.
   plan->scatter_rows = std::clamp<size_t>(kPlaneFloats / w, 1, h);
-  const size_t scatter = ring + 4 * plan->line_floats + round_up(plan->scatter_rows * w + 4 * kPad);
+  const size_t scatter = ring + 4 * plan->line_floats + round_up(plan->scatter_rows * w + 4 * kPad, kPad);
   return forward <= kBlock && backward <= kBlock && scatter <= kBlock;
+}
+
+// By division: there may be as many windows over the padding as it has rows.
+void find_full_rows(Plan* plan) {
+  const Axis& y = plan->y;
+  plan->full_begin = 0;
+  plan->full_end = y.windows;
+  if (y.kernel == 0) return;
+  if (y.before > 0) plan->full_begin = std::min(y.windows, (y.before - 1) / y.stride + 1);
+  const int64_t last = y.image - 1 + y.before - y.dilation * (y.kernel - 1);  // the lowest start, from the padding's
+  plan->full_end = std::max(plan->full_begin, last < 0 ? 0 : std::min(y.windows, last / y.stride + 1));
 }
 
 // Decides how the kernels work, or leaves plan->fits false: then the reference loops serve. *block becomes the block of
@@ -315,47 +340,34 @@ int make_tables(const Options& options, Plan* plan, void** block) {
   plan->columns_count = static_cast<size_t>(plan->x.kernel);  // at most
   plan->forward_rows = std::clamp<size_t>(kStageFloats / 2 / static_cast<size_t>(plan->x.windows), 1,
                                           static_cast<size_t>(plan->y.windows));  // beside them lie as many indices
-  plan->full_begin = 0;
-  plan->full_end = plan->y.windows;
-  while (plan->full_begin < plan->full_end && plan->y.first(plan->full_begin) > 0) ++plan->full_begin;
-  while (plan->full_begin < plan->full_end && plan->y.end(plan->full_end - 1) < plan->y.kernel) --plan->full_end;
+  find_full_rows(plan);
   plan->residues = static_cast<size_t>(std::min(plan->x.stride, plan->x.image));
   const int64_t rows_over = plan->y.dilation == 1 ? (plan->y.kernel - 1) / plan->y.stride + 1 : plan->y.kernel;
   const auto overlap = [](const Axis& axis) { return static_cast<double>(axis.kernel) / static_cast<double>(axis.stride); };
-  plan->prefer_scatter =
-      overlap(plan->x) * overlap(plan->y) > kScatterOverlap || rows_over > static_cast<int64_t>(kOversAtOnce);
+  plan->prefers_scatter =
+      is_max(*plan) &&
+      (overlap(plan->x) * overlap(plan->y) > kScatterOverlap || rows_over > static_cast<int64_t>(kOversAtOnce));
   plan->is_in_pairs = plan->x.stride == 2 && plan->x.dilation == 1 && plan->y.kernel <= 3 &&
                       ((plan->x.kernel == 2 && plan->x.before == 0) || (plan->x.kernel == 3 && plan->x.before == 1));
-  const bool is_average = plan->function == BNNSPoolingFunctionAverageCountIncludePadding ||
-                          plan->function == BNNSPoolingFunctionAverageCountExcludePadding;
   const auto is_pair = [](const Axis& axis) {
     return axis.stride == 2 && axis.dilation == 1 && axis.kernel == axis.before + 2 && axis.before >= 0 && axis.before <= 1;
   };
-  plan->pushes = (is_average || plan->function == BNNSPoolingFunctionMax) && is_pair(plan->x) && is_pair(plan->y) &&
+  plan->pushes = (is_average(*plan) || is_max(*plan)) && is_pair(plan->x) && is_pair(plan->y) &&
                  plan->x.kernel == plan->y.kernel;
   const auto is_covered = [](const Axis& axis) {
     return axis.windows == 1 && axis.dilation == 1 && axis.before == 0 && axis.kernel == axis.image;
   };
-  plan->is_global_average = is_average && is_covered(plan->x) && is_covered(plan->y) &&
+  plan->is_global_average = is_average(*plan) && is_covered(plan->x) && is_covered(plan->y) &&
                             plan->x.image * plan->y.image <= static_cast<int64_t>(kStageFloats);
-  Tables count{nullptr};
-  PlanTables unused(*plan, &count);
-  *block = options.get(count.used);
+  Workspace count;
+  lay_out(plan, &count);
+  *block = options.get(count.used());
   if (!*block) return -1;
-  Tables tables{static_cast<std::byte*>(*block)};
-  PlanTables parts(*plan, &tables);
-  fill_columns(plan, parts);
-  fill_windows(plan, parts);
-  if (parts.first_position) fill_positions(*plan, parts.first_position);
-  plan->first_position = parts.first_position;
-  plan->columns = parts.columns;
-  plan->columns_by_residue = parts.by_residue;
-  plan->residue_begin = parts.residue_begin;
-  plan->used_residue = parts.used_residue;
-  plan->first_column = parts.first_column;
-  plan->column_count = parts.column_count;
-  plan->column_weight = parts.weight;
-  plan->column_factor = parts.factor;
+  Workspace tables(static_cast<std::byte*>(*block));
+  lay_out(plan, &tables);
+  fill_columns(plan);
+  fill_windows(plan);
+  if (plan->first_position) fill_positions(*plan);
   plan->fits = choose_rows(plan);
   return 0;
 }
@@ -496,11 +508,31 @@ Pooling::Pooling(const Options& options, const View& input, const View& output, 
       input_(input),
       output_(output),
       plan_(plan),
+      forward_(first_that_fits(kForward, plan)),
+      backward_(first_that_fits(kBackward, plan)),
       tables_(tables),
       copied_bias_(copied_bias) {
   indices_[0] = indices_[1] = plan.function == BNNSPoolingFunctionUnMax ? input : output;
   indices_[0].type = BNNSDataTypeUInt32;
   indices_[1].type = BNNSDataTypeUInt64;
+  if (!plan.bias.data || copied_bias) return;
+  bias_.rank = 1;
+  bias_.extent[0] = bias_.count = plan.channels;
+  bias_.stride[0] = plan.bias.stride;
+  bias_.span = 1 + (plan.channels - 1) * plan.bias.stride;
+  bias_.type = plan.bias.type;
+  bias_.data = const_cast<void*>(plan.bias.data);
+}
+
+void Pooling::pack_indices() {
+  for (View& view : indices_) {
+    size_t step = 1;
+    for (size_t k = 0; k < view.rank; ++k) {
+      view.stride[k] = step;
+      step *= view.extent[k];
+    }
+    view.span = view.packed_batch = view.count;
+  }
 }
 
 Pooling::~Pooling() {
@@ -508,27 +540,18 @@ Pooling::~Pooling() {
   options().release(copied_bias_);
 }
 
+void Pooling::describe(Description* description) const {
+  constexpr const char* kNames[] = {"max", "average", "average_exclude_padding", "unmax", "l2_norm"};
+  description->kinds[0] = kNames[plan_.function];
+  description->forward = forward_->name;
+  description->input_gradient = backward_->name;
+  description->inputs[0] = &input_;
+  description->output = &output_;
+}
+
 // ---- running a call ----
 
 namespace {
-
-// How a call is cut: whole planes together while they are small, parts of one plane when it is large. Depends on the
-// shapes only. Most small calls are one piece and pay no division.
-struct Cut {
-  size_t planes;
-  size_t planes_per_piece;
-  RowCut rows;
-  size_t pieces;
-
-  Cut(size_t all_planes, size_t together, const RowCut& row_cut)
-      : planes(all_planes), planes_per_piece(together), rows(row_cut),
-        pieces(all_planes <= together ? row_cut.pieces : ((all_planes - 1) / together + 1) * row_cut.pieces) {}
-  Piece piece(size_t i) const {
-    if (pieces == 1) return {0, planes, 0, rows.rows};
-    const size_t plane = i / rows.pieces * planes_per_piece, row = i % rows.pieces * rows.rows_per_piece;
-    return {plane, std::min(planes_per_piece, planes - plane), row, std::min(rows.rows_per_piece, rows.rows - row)};
-  }
-};
 
 RowCut uncut(const RowCut& cut) { return {cut.rows, cut.rows, 1}; }
 
@@ -543,7 +566,7 @@ void set_tensor(const View& view, const void* data, size_t stride, size_t batch,
   tensor->stream = view.count * bytes_of(type) * batch > kStreamBytes;
 }
 
-// Values of work in a call, and how many threads it deserves.
+// Nanoseconds of a call on one thread, about.
 double work_of(const Plan& plan, size_t batch) { return kValue * batch * plan.channels * plan.plane_values; }
 
 int check_index_type(BNNSDataType type) {
@@ -556,17 +579,20 @@ int refuse_indices(const Plan& plan) {
               static_cast<long long>(plan.x.image * plan.y.image));
 }
 
-// Refuses memory of `a` (one sample) inside the reach of the batch `b`.
-int check_apart(const View& a, const View& b, const void* b_data, size_t b_stride, size_t batch, const char* a_argument,
-                const char* b_argument) {
-  const auto a_first = reinterpret_cast<uintptr_t>(a.data), b_first = reinterpret_cast<uintptr_t>(b_data);
-  const uintptr_t a_end = a_first + a.span * bytes_of(a.type);
-  const uintptr_t b_end = b_first + ((batch - 1) * b_stride + b.span) * bytes_of(b.type);
-  if (a_end <= b_first || b_end <= a_first) return 0;
-  return fail("%s: expected memory apart from %s; the two overlap", a_argument, b_argument);
+// Memory that is written is apart from everything that is read.
+template <size_t n>
+int check_apart_from(const Place (&read)[n], const Place& written) {
+  for (const Place& place : read)
+    if (check_apart(written, place) != 0) return -1;
+  return 0;
 }
 
 }  // namespace
+
+Run Pooling::kernel_of(const Algorithm* chosen, const Call& call) const {
+  while (chosen->takes && !chosen->takes(call)) chosen = first_that_fits(chosen + 1, plan_);
+  return kernels->*chosen->run;
+}
 
 int Pooling::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) {
   return apply_indexed(batch, x, x_stride, y, y_stride, BNNSDataTypeUInt64, nullptr, 0);
@@ -574,16 +600,16 @@ int Pooling::apply(size_t batch, const void* x, size_t x_stride, void* y, size_t
 
 int Pooling::apply_indexed(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride,
                            BNNSDataType indices_type, void* indices, size_t indices_stride) {
-  const bool is_max = plan_.function == BNNSPoolingFunctionMax;
-  const bool is_inverse = plan_.function == BNNSPoolingFunctionUnMax;
-  if (is_inverse && !indices) return fail("indices: expected those of the max pooling; got NULL");
-  if (!is_max && !is_inverse) indices = nullptr;
+  if (is_inverse(plan_) && !indices) return fail("indices: expected those of the max pooling; got NULL");
+  if (!is_max(plan_) && !is_inverse(plan_)) indices = nullptr;
   if (indices && check_index_type(indices_type) != 0) return -1;
   if (batch == 0) return 0;
   if (read_batch(input_, x, batch, x_stride, Access::read, "input", &x_stride) != 0 ||
-      read_batch(output_, y, batch, y_stride, Access::write, "output", &y_stride) != 0 ||
-      check_disjoint(output_, y, y_stride, "output", input_, x, x_stride, "input", batch) != 0)
+      read_batch(output_, y, batch, y_stride, Access::write, "output", &y_stride) != 0)
     return -1;
+  const Place place_of_y{"output", &output_, y, y_stride, batch};
+  const Place read[] = {{"input", &input_, x, x_stride, batch}, own_bias()};
+  if (check_apart_from(read, place_of_y) != 0) return -1;
   Call call;
   call.plan = &plan_;
   call.batch = batch;
@@ -591,21 +617,19 @@ int Pooling::apply_indexed(size_t batch, const void* x, size_t x_stride, void* y
   set_tensor(output_, y, y_stride, batch, output_.type, &call.y);
   if (indices) {
     const View& view = indices_of(indices_type);
-    const Access access = is_max ? Access::write : Access::read;
-    if (read_batch(view, indices, batch, indices_stride, access, "indices", &indices_stride) != 0 ||
-        check_disjoint(view, indices, indices_stride, "indices", output_, y, y_stride, "output", batch) != 0)
-      return -1;
-    if (is_max && check_disjoint(view, indices, indices_stride, "indices", input_, x, x_stride, "input", batch) != 0)
-      return -1;
+    const Access access = is_max(plan_) ? Access::write : Access::read;
+    if (read_batch(view, indices, batch, indices_stride, access, "indices", &indices_stride) != 0) return -1;
+    const Place place{"indices", &view, indices, indices_stride, batch};
+    if (check_apart(place, place_of_y) != 0 || (is_max(plan_) && check_apart_from(read, place) != 0)) return -1;
     set_tensor(view, indices, indices_stride, batch, indices_type, &call.indices);
   }
   if (!scratch()) return -1;
 
   const size_t threads = threads_for(options().threads);
-  if (is_inverse && (look_at_indices(call, threads) & kIndexOutOfRange)) return refuse_indices(plan_);
-  const Cut cut(batch * plan_.channels, plan_.planes_per_piece,
-                is_inverse ? uncut(plan_.image_rows) : plan_.window_rows);
-  parallel(cut.pieces, threads, work_of(plan_, batch), [&](size_t i) { kernels->forward(call, cut.piece(i), scratch()); });
+  if (is_inverse(plan_) && (look_at_indices(call, threads) & kIndexOutOfRange)) return refuse_indices(plan_);
+  call.cut = Cut(batch * plan_.channels, plan_.planes_per_piece,
+                 is_inverse(plan_) ? uncut(plan_.image_rows) : plan_.window_rows);
+  run_pieces(call.cut.pieces, threads, work_of(plan_, batch), kernel_of(forward_, call), &call);
   return 0;
 }
 
@@ -625,14 +649,13 @@ int Pooling::apply_backward(const Backward& arguments) {
   return apply_backward_indexed(arguments, BNNSDataTypeUInt64, nullptr, 0);
 }
 
-// Fills *call, or says what is wrong. Nothing is written.
+// Fills *call and *db_view, or says what is wrong. Nothing is written.
 int Pooling::check_backward(const Backward& a, BNNSDataType indices_type, const void* indices, size_t indices_stride,
-                            Call* call) const {
-  const bool is_inverse = plan_.function == BNNSPoolingFunctionUnMax;
+                            Call* call, View* db_view) const {
   const bool needs_indices = a.dx && indices;  // Max may, UnMax must have them
-  const bool needs_x = a.dx && (plan_.function == BNNSPoolingFunctionL2Norm ||
-                                (plan_.function == BNNSPoolingFunctionMax && !indices));
-  if (a.dx && is_inverse && !indices) return fail("indices: expected those of the max pooling; got NULL");
+  const bool needs_x = a.dx && (plan_.function == BNNSPoolingFunctionL2Norm || (is_max(plan_) && !indices));
+  if (a.dx && a.batch > 0 && is_inverse(plan_) && !indices)
+    return fail("indices: expected those of the max pooling; got NULL");
   if (needs_indices && check_index_type(indices_type) != 0) return -1;
 
   View dy;
@@ -645,14 +668,15 @@ int Pooling::check_backward(const Backward& a, BNNSDataType indices_type, const 
   size_t y_stride = 0, x_stride = 0;
   if (plan_.has_activation) {
     if (plan_.activation.check_backward() != 0) return -1;
-    if (!a.y) return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
+    if (!a.y && a.batch > 0)
+      return fail("output: expected the result of apply, which the activation's gradient needs; got NULL");
     if (read_batch(output_, a.y, a.batch, a.y_stride, Access::read, "output", &y_stride) != 0) return -1;
     set_tensor(output_, a.y, y_stride, a.batch, output_.type, &call->y);
   }
   if (needs_x) {
-    if (!a.x)
+    if (!a.x && a.batch > 0)
       return fail("input: expected the input of apply, which the gradient %s; got NULL",
-                  plan_.function == BNNSPoolingFunctionMax ? "without indices needs" : "of an L2 norm needs");
+                  is_max(plan_) ? "without indices needs" : "of an L2 norm needs");
     if (read_batch(input_, a.x, a.batch, a.x_stride, Access::read, "input", &x_stride) != 0) return -1;
     set_tensor(input_, a.x, x_stride, a.batch, input_.type, &call->x);
   }
@@ -668,18 +692,16 @@ int Pooling::check_backward(const Backward& a, BNNSDataType indices_type, const 
       return -1;
     set_tensor(dx, dx.data, dx_stride, a.batch, dx.type, &call->dx);
     call->dx.accumulate = dx.accumulate;
-    const char* name = "input_gradient";
-    if (check_disjoint(dx, dx.data, dx_stride, name, dy, dy.data, dy_stride, "grad_output", a.batch) != 0) return -1;
-    if (needs_x && check_disjoint(dx, dx.data, dx_stride, name, input_, a.x, x_stride, "input", a.batch) != 0)
-      return -1;
-    if (call->y.data && check_disjoint(dx, dx.data, dx_stride, name, output_, a.y, y_stride, "output", a.batch) != 0)
-      return -1;
-    if (needs_indices &&
-        check_disjoint(dx, dx.data, dx_stride, name, index, indices, indices_stride, "indices", a.batch) != 0)
-      return -1;
   }
+  const Place place_of_dx{"input_gradient", &dx, dx.data, dx_stride, a.batch};
+  const Place read[] = {{"grad_output", &dy, dy.data, dy_stride, a.batch},
+                        {"input", &input_, call->x.data, x_stride, a.batch},
+                        {"output", &output_, call->y.data, y_stride, a.batch},
+                        {"indices", &index, call->indices.data, indices_stride, a.batch},
+                        own_bias()};
+  if (check_apart_from(read, place_of_dx) != 0) return -1;
   if (a.db) {
-    View db;
+    View& db = *db_view;
     size_t unused;
     const char* name = "bias_gradient";
     if (read_view(*a.db, Access::write, name, &db) != 0 ||
@@ -688,11 +710,8 @@ int Pooling::check_backward(const Backward& a, BNNSDataType indices_type, const 
       return -1;
     if (!is_float_type(db.type))
       return fail("%s: expected float32, float16 or bfloat16; got %s", name, name_of(db.type));
-    if (check_apart(db, dy, dy.data, dy_stride, a.batch, name, "grad_output") != 0) return -1;
-    if (call->x.data && check_apart(db, input_, a.x, x_stride, a.batch, name, "input") != 0) return -1;
-    if (call->y.data && check_apart(db, output_, a.y, y_stride, a.batch, name, "output") != 0) return -1;
-    if (needs_indices && check_apart(db, index, indices, indices_stride, a.batch, name, "indices") != 0) return -1;
-    if (a.dx && check_apart(db, dx, dx.data, dx_stride, a.batch, name, "input_gradient") != 0) return -1;
+    const Place place{name, &db, db.data, 0, 1};
+    if (check_apart_from(read, place) != 0 || check_apart(place, place_of_dx) != 0) return -1;
     call->db = static_cast<std::byte*>(db.data);
     call->db_type = db.type;
     call->db_accumulate = db.accumulate;
@@ -702,20 +721,23 @@ int Pooling::check_backward(const Backward& a, BNNSDataType indices_type, const 
 
 int Pooling::apply_backward_indexed(const Backward& a, BNNSDataType indices_type, const void* indices,
                                     size_t indices_stride) {
-  const bool is_max = plan_.function == BNNSPoolingFunctionMax;
-  const bool is_inverse = plan_.function == BNNSPoolingFunctionUnMax;
-  if (!is_max && !is_inverse) indices = nullptr;
+  if (!is_max(plan_) && !is_inverse(plan_)) indices = nullptr;
   if (a.dw) return fail("weights_gradient: expected NULL, pooling has no weights; got a descriptor");
   if (!a.dy) return fail("grad_output: expected a descriptor; got NULL");
-  if (a.batch == 0 || (!a.dx && !a.db)) return 0;
+  if (!a.dx && !a.db) return 0;
   Call call;
-  if (check_backward(a, indices_type, indices, indices_stride, &call) != 0) return -1;
+  View db;
+  if (check_backward(a, indices_type, indices, indices_stride, &call, &db) != 0) return -1;
+  if (a.batch == 0) {
+    clear_sum(db);
+    return 0;
+  }
 
   const size_t threads = threads_for(options().threads);
   const double work = work_of(plan_, a.batch);
   const size_t planes = a.batch * plan_.channels;
   if (plan_.has_activation && plan_.activation.depends_on_values()) {
-    const Cut cut(planes, plan_.planes_per_piece, is_inverse ? plan_.image_rows : plan_.window_rows);
+    const Cut cut(planes, plan_.planes_per_piece, is_inverse(plan_) ? plan_.image_rows : plan_.window_rows);
     std::atomic<bool> accepted{true};
     parallel(cut.pieces, threads, work, [&](size_t i) {
       if (!kernels->accepts_output(call, cut.piece(i), scratch())) accepted.store(false, std::memory_order_relaxed);
@@ -731,13 +753,13 @@ int Pooling::apply_backward_indexed(const Backward& a, BNNSDataType indices_type
   if (call.db) {
     size_t channel_values;
     if (__builtin_mul_overflow(plan_.plane_values, a.batch, &channel_values)) channel_values = SIZE_MAX;
-    const Cut cut(plan_.channels, std::max<size_t>(1, kPieceValues / channel_values), {1, 1, 1});
-    parallel(cut.pieces, threads, work, [&](size_t i) { kernels->bias_backward(call, cut.piece(i), scratch()); });
+    call.cut = Cut(plan_.channels, std::max<size_t>(1, kPieceValues / channel_values), {1, 1, 1});
+    run_pieces(call.cut.pieces, threads, work, kernels->bias_backward, &call);
   }
   if (call.dx.data) {
-    const RowCut rows = is_inverse ? uncut(plan_.window_rows) : plan_.image_rows;
-    const Cut cut(planes, plan_.planes_per_piece, call.stray_indices ? uncut(rows) : rows);
-    parallel(cut.pieces, threads, work, [&](size_t i) { kernels->backward(call, cut.piece(i), scratch()); });
+    const RowCut rows = is_inverse(plan_) ? uncut(plan_.window_rows) : plan_.image_rows;
+    call.cut = Cut(planes, plan_.planes_per_piece, call.stray_indices ? uncut(rows) : rows);
+    run_pieces(call.cut.pieces, threads, work, kernel_of(backward_, call), &call);
   }
   return 0;
 }
@@ -774,9 +796,10 @@ int BNNSPoolingFilterApplyBatchEx(BNNSFilter filter, size_t batch_size, const vo
                                   size_t out_stride, BNNSDataType indices_data_type, void* indices,
                                   size_t idx_stride) {
   auto* found = static_cast<Pooling*>(find_filter(filter, kKind));
-  return found ? found->apply_indexed(batch_size, in, in_stride, out, out_stride, indices_data_type, indices,
-                                      idx_stride)
-               : -1;
+  if (!found) return -1;
+  return call_filter(found, Pass::forward, batch_size, [&] {
+    return found->apply_indexed(batch_size, in, in_stride, out, out_stride, indices_data_type, indices, idx_stride);
+  });
 }
 
 int BNNSPoolingFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void* in, size_t in_stride,
@@ -795,9 +818,11 @@ int BNNSPoolingFilterApplyBackwardBatchEx(BNNSFilter filter, size_t batch_size, 
                                           const void* indices, size_t idx_stride) {
   auto* found = static_cast<Pooling*>(find_filter(filter, kKind));
   if (!found) return -1;
-  return found->apply_backward_indexed({batch_size, in, in_stride, in_delta, in_delta_stride, out, out_stride,
-                                        out_delta, out_delta_stride, nullptr, bias_delta},
-                                       indices_data_type, indices, idx_stride);
+  return call_filter(found, Pass::backward, batch_size, [&] {
+    return found->apply_backward_indexed({batch_size, in, in_stride, in_delta, in_delta_stride, out, out_stride,
+                                          out_delta, out_delta_stride, nullptr, bias_delta},
+                                         indices_data_type, indices, idx_stride);
+  });
 }
 
 // The first form of the interface: image stacks become ImageCHW descriptors.

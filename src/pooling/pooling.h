@@ -5,7 +5,7 @@
 // window per value. Max, the averages and the L2 norm go from the image to the windows; UnMax goes back.
 // Window (q, p) covers the image columns sx·q + dx·kx - left, kx < kw, and the rows sy·p + dy·ky - up, ky < kh.
 //
-// Choices where the public documents are silent (spec pooling.md), all of them PyTorch's where it has an opinion:
+// Choices where the public documents are silent (docs/interface/pooling.md), all of them PyTorch's where it has an opinion:
 //   padding never wins a maximum (the alternative: it counts as 0);
 //   the first maximum in window order (ky outer, kx inner) wins, the first NaN wins over everything;
 //   a window with no position inside the image has value 0, index 0 and passes no gradient;
@@ -18,7 +18,7 @@
 #include <cstdint>
 
 #include "activation/activation.h"
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "base/filter.h"
 #include "base/types.h"
 #include "base/view.h"
@@ -116,24 +116,24 @@ struct Plan {
 
   // The rest serves the kernels only.
   bool fits;                       // the kernels can run it within their scratch; otherwise the reference loops do
-  bool prefer_scatter;             // max backward: windows overlap so much that scattering beats comparing
+  bool prefers_scatter;            // backward of maxima whose windows overlap so much that scattering beats comparing
   bool is_global_average;          // one window over the whole plane, which fits into a stage
   bool is_in_pairs;                // stride 2, columns 0, 1 or -1, 0, 1, at most three rows: 2x2, 3x3 with padding 1
   bool pushes;                     // backward of 2x2 and 3x3 with padding 1, stride 2 both ways, except L2 norms
   bool has_empty_columns;          // some window has no column inside the image
-  const Column* columns;           // (columns_count) in order of kx
-  const Column* columns_by_residue;  // the same, sorted by residue
-  const int32_t* residue_begin;    // (residues + 1) into columns_by_residue
-  const int32_t* first_column;     // (Q + kPad) first image column of each window
-  const int32_t* column_count;     // (Q + kPad) image columns in each window
-  const int32_t* first_position;   // (P·Q + kPad) y·W + x of the first one of each window; NULL: not for this plan
-  const float* column_weight;      // (forward_rows·Q + kPad) columns that an average counts, the row repeated
-  const float* column_factor;      // the same size: 1 / column_weight
+  Column* columns;                 // (columns_count) in order of kx
+  Column* columns_by_residue;      // the same, sorted by residue
+  int32_t* residue_begin;          // (residues + 1) into columns_by_residue
+  int32_t* first_column;           // (Q + kPad) first image column of each window
+  int32_t* column_count;           // (Q + kPad) image columns in each window
+  int32_t* first_position;         // (P·Q + kPad) y·W + x of the first one of each window; NULL: not for this plan
+  float* column_weight;            // (forward_rows·Q + kPad) columns that an average counts, the row repeated
+  float* column_factor;            // the same size: 1 / column_weight
   bool weights_are_powers_of_two;  // all of column_weight
   size_t columns_count;
   size_t residues;                 // min(sx, W)
   size_t used_residues;
-  const int32_t* used_residue;     // (used_residues) those with a column, ascending
+  int32_t* used_residue;           // (used_residues) those with a column, ascending
   size_t slot_floats;              // one residue of a split row, with its padding
   size_t slot_left;                // padding in front of it
   size_t row_floats;               // used_residues · slot_floats
@@ -150,6 +150,14 @@ struct Plan {
   size_t gradient_rows;            // window rows that backward_rows image rows can touch
   size_t gradient_left;            // zeros in front of a staged row of window gradients
   size_t gradient_floats;          // such a row with the zeros on both sides
+
+  // Rows and columns of y and dy.
+  [[gnu::always_inline]] inline size_t output_rows() const {
+    return static_cast<size_t>(function == BNNSPoolingFunctionUnMax ? y.image : y.windows);
+  }
+  [[gnu::always_inline]] inline size_t output_columns() const {
+    return static_cast<size_t>(function == BNNSPoolingFunctionUnMax ? x.image : x.windows);
+  }
 };
 
 // One array of a call: strides count values. Without data the rest is zero.
@@ -163,8 +171,40 @@ struct Tensor {
   bool accumulate = false;
   bool stream = false;  // so large that it should go past the caches
 
+  // Rows of that many values lie side by side, one after the other.
+  [[gnu::always_inline]] inline bool is_one_run(size_t columns) const { return x_stride == 1 && y_stride == columns; }
+  [[gnu::always_inline]] inline bool has_float_rows() const { return type == BNNSDataTypeFloat32 && x_stride == 1; }
   [[gnu::always_inline]] inline std::byte* at(size_t n, size_t c, size_t row) const {
     return data + (n * n_stride + c * c_stride + row * y_stride) * bytes_of(type);
+  }
+};
+
+// What one thread does at a time: planes [plane, plane + planes) of all N·C, rows [row, row + rows) of each.
+struct Piece {
+  size_t plane;
+  size_t planes;
+  size_t row;
+  size_t rows;
+};
+
+// How a call is cut: whole planes together while they are small, parts of one plane when it is large. Depends on the
+// shapes only. Most small calls are one piece and pay no division.
+struct Cut {
+  size_t planes = 0;
+  size_t planes_per_piece = 0;
+  RowCut rows = {};
+  size_t pieces = 0;
+
+  Cut() = default;
+  Cut(size_t all_planes, size_t together, const RowCut& row_cut)
+      : planes(all_planes), planes_per_piece(together), rows(row_cut),
+        pieces(all_planes <= together ? row_cut.pieces : ((all_planes - 1) / together + 1) * row_cut.pieces) {}
+  [[gnu::always_inline]] inline Piece piece(size_t i) const {
+    if (pieces == 1) return {0, planes, 0, rows.rows};
+    const size_t plane = i / rows.pieces * planes_per_piece, row = i % rows.pieces * rows.rows_per_piece;
+    const size_t more_planes = planes - plane, more_rows = rows.rows - row;
+    return {plane, more_planes < planes_per_piece ? more_planes : planes_per_piece, row,
+            more_rows < rows.rows_per_piece ? more_rows : rows.rows_per_piece};
   }
 };
 
@@ -172,6 +212,7 @@ struct Tensor {
 struct Call {
   const Plan* plan;
   size_t batch;
+  Cut cut;  // of what is being run
   Tensor x;
   Tensor y;
   Tensor indices;
@@ -184,34 +225,41 @@ struct Call {
   bool db_accumulate = false;
 };
 
-// What one thread does at a time: planes [plane, plane + planes) of all N·C, rows [row, row + rows) of each.
-struct Piece {
-  size_t plane;
-  size_t planes;
-  size_t row;
-  size_t rows;
-};
-
 // Findings of a look at the indices.
 inline constexpr unsigned kIndexOutOfRange = 1;  // not below W·H
 inline constexpr unsigned kIndexStray = 2;       // not in its own window
 
-// One implementation of the family. `work` is a block of kScratchBytes.
+// Does piece i of the cut of a Call, which `call` points to: what run_pieces (base/pool.h) wants.
+using Run = void (*)(void* call, size_t i);
+
+// One implementation of the family: a function for every algorithm (the lists in pooling.cpp say when).
 struct Kernels {
   // y = activation(bias + function(x)); rows are rows of y. Max writes indices if there are any, UnMax reads them.
-  void (*forward)(const Call&, const Piece&, std::byte* work);
+  Run forward_inverse, forward_global, forward_in_place, forward_windows;
   // dx from dy (and x, y, indices as the function needs them); rows are rows of dx.
-  void (*backward)(const Call&, const Piece&, std::byte* work);
+  Run backward_inverse, backward_global, push_two_maxima, push_two_averages, push_three_maxima, push_three_averages,
+      backward_pull, backward_scatter;
   // db of channels [plane, plane + planes).
-  void (*bias_backward)(const Call&, const Piece&, std::byte* work);
-  // Rows are rows of the windows.
+  Run bias_backward;
+  // `work` is a block of kScratchBytes. Rows are rows of the windows.
   unsigned (*look_at_indices)(const Call&, const Piece&, std::byte* work);
   // The activation can be differentiated at every value of y; rows are rows of y.
   bool (*accepts_output)(const Call&, const Piece&, std::byte* work);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 extern const Kernels reference;
+
+// An algorithm of one direction. The list of a direction has the best first and the reference last.
+struct Algorithm {
+  const char* name;
+  bool (*fits)(const Plan&);   // by the shapes, at creation; NULL: always
+  bool (*takes)(const Call&);  // by types and strides, once per call; NULL: always
+  Run Kernels::*run;
+};
 
 float bias_of(const Plan& plan, size_t channel);  // -0 without a bias: adding it changes nothing
 
@@ -223,6 +271,7 @@ class Pooling final : public Filter {
 
   int apply(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride) override;
   int apply_backward(const Backward& arguments) override;
+  void describe(Description* description) const override;
 
   int apply_indexed(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride,
                     BNNSDataType indices_type, void* indices, size_t indices_stride);
@@ -231,19 +280,30 @@ class Pooling final : public Filter {
 
   const Plan& plan() const { return plan_; }
   const View& output() const { return output_; }
+  // What the shapes chose; a call whose arrays it does not take goes to the next that fits.
+  const Algorithm& forward() const { return *forward_; }
+  const Algorithm& backward() const { return *backward_; }
+  // From now on the indices have no gaps, whatever the windows have.
+  void pack_indices();
 
   const Kernels* kernels;  // the plan's choice; tests put others here
 
  private:
   const View& indices_of(BNNSDataType type) const { return indices_[type == BNNSDataTypeUInt64]; }
+  // The kernel for a call, from what the shapes chose.
+  Run kernel_of(const Algorithm* chosen, const Call& call) const;
+  Place own_bias() const { return {"bias", &bias_, bias_.data, 0, 1}; }  // the caller's, where calls read it
   unsigned look_at_indices(const Call& call, size_t threads) const;
   int check_backward(const Backward& arguments, BNNSDataType indices_type, const void* indices, size_t indices_stride,
-                     Call* call) const;
+                     Call* call, View* db) const;
 
   View input_;
   View output_;
-  View indices_[2];  // uint32 and uint64, lying like the windows
+  View indices_[2];  // uint32 and uint64, lying like the windows, or packed
+  View bias_;  // the caller's; without data: none, or copied
   Plan plan_;
+  const Algorithm* forward_;
+  const Algorithm* backward_;
   void* tables_;       // one block with all arrays of the plan; NULL: none
   void* copied_bias_;  // NULL: none
 };

@@ -192,11 +192,13 @@ struct WindowsOver {
   }
 };
 
-void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
+void backward_pull(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t w = static_cast<size_t>(plan.x.image), step = plan.gradient_floats;
   const bool is_max = plan.function == BNNSPoolingFunctionMax, is_norm = plan.function == BNNSPoolingFunctionL2Norm;
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   SplitRows rows(plan, &scratch);
   float* g = scratch.take(plan.gradient_rows * step);                  // (gradient_rows, gradient_floats)
   int32_t* index = scratch.take_indices(plan.gradient_rows * step);    // the same, right behind
@@ -262,12 +264,13 @@ void backward_pull(const Call& call, const Piece& piece, std::byte* work) {
       put_rows(call.dx, n, c, first, count, w, dx, line);
     }
   }
+  fence();
 }
 
 // ---- backward: 2x2, and 3x3 with padding 1, both of stride 2 ----
 
 // Here windows push: a vector of them is loaded once, and what it gives to each image row and column is picked in
-// registers. Pulling, which serves every geometry, loads it once per position and takes about twice as long.
+// registers. Pulling, which serves every geometry, loads it once per position.
 
 // Rows of dx, in order: either collected in scratch and put down a few at a time, or written where they belong.
 struct Band {
@@ -441,10 +444,6 @@ OBN_INLINE PushedRow<kMax, kFill> pushed_row(const Plan& plan, const Pushed& fro
 
 // Calls visit(j, slot, IsLast) for vectors of windows that reach all columns of a row. The last whole one ends with the
 // row, and visits some windows again; slots do not overlap (see slot_of_last).
-template <bool kValue>
-struct Is {
-  static constexpr bool value = kValue;
-};
 template <Fill kFill, class Visit>
 OBN_INLINE void for_pushed(size_t windows, size_t w, const Visit& visit) {
   if constexpr (kFill == Fill::whole) {
@@ -464,34 +463,6 @@ struct PairOfRows {
   float* second;
 };
 
-// 2x2: window (q, p) is the image rows 2p, 2p + 1 and the columns 2q, 2q + 1.
-template <bool kMax, Fill kFill>
-void push_two(const Plan& plan, const Pushed& given, const PairOfRows& given_rows) {
-  const Pushed from = given;
-  PairOfRows to = given_rows;
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const int32_t down = static_cast<int32_t>(w);
-  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
-  const I origin = row.origin;
-  size_t left = from.plane_rows;
-  for (size_t p = 0; p < from.rows; ++p) {
-    for_pushed<kFill>(windows, w, [&](size_t j, size_t, auto) __attribute__((always_inline)) {
-      const Windows here = row.at(j);
-      row.put_pairs(to.first, j, share<kMax>(here, 0), share<kMax>(here, 1));
-      row.put_pairs(to.second, j, share<kMax>(here, down), share<kMax>(here, down + 1));
-    });
-    row.g += from.next_g;
-    row.index += from.next_index;
-    row.origin += 2 * down;
-    if (--left == 0) {
-      left = from.plane_rows;
-      row.origin = origin;
-    }
-    to.first += 2 * w;
-    to.second += 2 * w;
-  }
-}
-
 // What an image row has so far, split by column: it waits for the windows below.
 struct Waiting {
   float* even;  // (W / 2, rounded up), by slots
@@ -506,58 +477,6 @@ void put_waiting(const Plan& plan, const Waiting& waiting, float* last) {
   for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto) __attribute__((always_inline)) {
     row.put_pairs(last, j, load(waiting.even + slot), load(waiting.odd + slot));
   });
-}
-
-// 3x3: window (q, p) is the image rows 2p - 1, 2p (those that go out), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so
-// neighbours share a row and a column. waiting[0] has the row 2p - 1, waiting[1] room for the row 2p + 1; they change
-// places with every row.
-template <bool kMax, Fill kFill>
-void push_three(const Plan& plan, const Pushed& given, const PairOfRows& given_rows, const Waiting* waiting) {
-  const Pushed from = given;
-  PairOfRows to = given_rows;
-  const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  const int32_t down = static_cast<int32_t>(w);
-  PushedRow<kMax, kFill> row = pushed_row<kMax, kFill>(plan, from);
-  Waiting above = waiting[0], below = waiting[1];
-  for (size_t p = 0; p < from.rows; ++p) {
-    for_pushed<kFill>(windows, w, [&](size_t j, size_t slot, auto is_last) __attribute__((always_inline)) {
-      const Windows here = row.at(j);
-      const Windows after = row.template after<is_last.value>(j, here);
-      // To row r under the windows: the even column is theirs alone, the odd one they share with the next.
-      const auto to_even = [&](F sum, int32_t r) __attribute__((always_inline)) {
-        return add_share<kMax>(sum, here, r * down + 1);
-      };
-      const auto to_odd = [&](F sum, int32_t r) __attribute__((always_inline)) {
-        return add_share<kMax>(add_share<kMax>(sum, here, r * down + 2), after, r * down);
-      };
-      row.put_pairs(to.first, j, to_even(load(above.even + slot), 0), to_odd(load(above.odd + slot), 0));
-      row.put_pairs(to.second, j, share<kMax>(here, down + 1),
-                    add_share<kMax>(share<kMax>(here, down + 2), after, down));
-      store(below.even + slot, share<kMax>(here, 2 * down + 1));
-      store(below.odd + slot, add_share<kMax>(share<kMax>(here, 2 * down + 2), after, 2 * down));
-    });
-    const Waiting done = above;
-    above = below;
-    below = done;
-    row.g += from.next_g;
-    row.index += from.next_index;
-    row.origin += 2 * down;
-    to.first += 2 * w;
-    to.second += 2 * w;
-  }
-}
-
-template <bool kMax>
-auto choose_push_two(Fill fill) {
-  return fill == Fill::whole    ? push_two<kMax, Fill::whole>
-         : fill == Fill::narrow ? push_two<kMax, Fill::narrow>
-                                : push_two<kMax, Fill::clipped>;
-}
-template <bool kMax>
-auto choose_push_three(Fill fill) {
-  return fill == Fill::whole    ? push_three<kMax, Fill::whole>
-         : fill == Fill::narrow ? push_three<kMax, Fill::narrow>
-                                : push_three<kMax, Fill::clipped>;
 }
 
 // Where the gradients of windows that push come from.
@@ -589,12 +508,17 @@ struct PushSource {
   }
 };
 
+// 2x2: window (q, p) is the image rows 2p, 2p + 1 and the columns 2q, 2q + 1.
+// 3x3 (kThird): the rows 2p - 1, 2p (those that go out), 2p + 1 and the columns 2q - 1, 2q, 2q + 1, so neighbours share
+// a row and a column: waiting[0] has the row 2p - 1, waiting[1] room for the row 2p + 1.
 template <bool kMax, bool kThird>
-void backward_push(const Call& call, const Piece& piece, std::byte* work) {
+void backward_push(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
   const size_t gradients = plan.forward_rows * windows + 2 * kPad;
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   SplitRows rows(plan, &scratch);
   float* g = scratch.take(gradients);
   int32_t* index = scratch.take_indices(gradients);
@@ -604,32 +528,25 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
   for (Waiting& row : waiting) row = {scratch.take(plan.line_floats), scratch.take(plan.line_floats)};
   float* spare = scratch.take(plan.line_floats);
   Outlet outlet(scratch.take(plan.push_rows * w + 4 * kPad));
-  const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && is_one_run(call.dy, windows) &&
+  const bool finds_gradients = call.dy.type == BNNSDataTypeFloat32 && call.dy.is_one_run(windows) &&
                                !plan.has_activation && !plan.has_empty_columns;
   const bool finds_indices = !kMax || (call.indices.data && call.indices.type == BNNSDataTypeUInt32 &&
                                        call.indices.x_stride == 1);
-  const bool is_run = !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 && is_one_run(call.dx, w);
+  const bool is_run = !call.dx.accumulate && call.dx.type == BNNSDataTypeFloat32 && call.dx.is_one_run(w);
   const bool is_direct = is_run && !call.dx.stream;
-  const Fill fill_of_rows = push_fill_of(plan);
-  // Rows at a time: there is room for the results, and for gradients that are not taken where they lie.
-  const size_t capacity = is_direct ? piece.rows + 1 : plan.push_rows;
-  const size_t most_rows = kMax && finds_gradients && finds_indices ? piece.rows : plan.forward_rows;
-  // Several planes may be as good as one with many rows: no calls per plane.
+  // Several planes may be as good as one with many rows.
   const size_t all = static_cast<size_t>(plan.y.windows);
-  if (kMax && !kThird && is_direct && finds_gradients && finds_indices && piece.rows == 2 * all &&
-      has_full_rows_only(plan) && is_one_stack(call, call.dx, 2 * all) && is_one_stack(call, call.dy, all) &&
-      is_one_stack(call, call.indices, all)) {
-    const size_t n = piece.plane / plan.channels, c = piece.plane % plan.channels;
-    const WindowGradients of{call, &rows, y_row, value, n, c};
-    const Pushed from = PushSource{of, true, g, index}.rows_from(0, piece.planes * all);
-    float* first = reinterpret_cast<float*>(call.dx.at(n, c, 0));
-    choose_push_two<kMax>(fill_of_rows)(plan, from, {first, first + w});
-    return;
-  }
-  const size_t end = piece.row + piece.rows;
+  const bool is_stack = kMax && !kThird && is_direct && finds_gradients && finds_indices && piece.rows == 2 * all &&
+                        has_full_rows_only(plan) && is_one_stack(call, call.dx, 2 * all) &&
+                        is_one_stack(call, call.dy, all) && is_one_stack(call, call.indices, all);
+  const size_t planes = is_stack ? 1 : piece.planes, end = piece.row + (is_stack ? piece.planes : 1) * piece.rows;
   const int64_t p0 = plan.y.first_window(static_cast<int64_t>(piece.row));
-  const int64_t p1 = plan.y.end_window(static_cast<int64_t>(end - 1));
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+  const int64_t p1 = is_stack ? static_cast<int64_t>(end / 2) : plan.y.end_window(static_cast<int64_t>(end - 1));
+  // Rows at a time: there is room for the results, and for gradients that are not taken where they lie.
+  const size_t capacity = is_direct ? end - piece.row + 1 : plan.push_rows;
+  const size_t most_rows = kMax && finds_gradients && finds_indices ? end - piece.row : plan.forward_rows;
+  const Fill fill_of_rows = push_fill_of(plan);
+  for (size_t plane = piece.plane; plane < piece.plane + planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     if (call.x.data) rows.start_plane(call.x, n, c);
     const WindowGradients of{call, &rows, y_row, value, n, c};
@@ -644,22 +561,58 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
       band.make_room(2);
       const int64_t h = plan.y.start(p);
       const size_t left = static_cast<size_t>(p1 - p), most = left < most_rows ? left : most_rows;
-      const size_t pairs = band.pairs_at(h, rows_together(plan, p, most));
-      const Pushed from = source.rows_from(p, pairs > 0 ? pairs : 1);
+      const size_t pairs = band.pairs_at(h, is_stack ? most : rows_together(plan, p, most));
+      const Pushed found = source.rows_from(p, pairs > 0 ? pairs : 1);
+      p += static_cast<int64_t>(found.rows);
       PairOfRows to;
       to.first = pairs > 0 ? band.take(2 * pairs) : band.at(h);
       to.second = pairs > 0 ? to.first + w : band.at(h + 1);
-      if constexpr (kThird) {
-        choose_push_three<kMax>(fill_of_rows)(plan, from, to, waiting);
-        if (from.rows % 2 == 1) {
-          const Waiting done = waiting[0];
-          waiting[0] = waiting[1];
-          waiting[1] = done;
+      with_fill(fill_of_rows, [&](auto fill_is) __attribute__((noinline)) {
+        // Copies of its own: the compiler reads others again after every store.
+        const Pushed from = found;
+        const size_t columns = w, count = windows;
+        const int32_t down = static_cast<int32_t>(columns);
+        PushedRow<kMax, fill_is.value> row = pushed_row<kMax, fill_is.value>(plan, from);
+        const I origin = row.origin;
+        PairOfRows now = to;
+        Waiting above = waiting[0], below = waiting[1];
+        for (size_t r = 0, left_of_plane = from.plane_rows; r < from.rows; ++r) {
+          const auto give = [&](size_t j, size_t slot, auto is_last) __attribute__((always_inline)) {
+            const Windows here = row.at(j);
+            if constexpr (!kThird) {
+              row.put_pairs(now.first, j, share<kMax>(here, 0), share<kMax>(here, 1));
+              row.put_pairs(now.second, j, share<kMax>(here, down), share<kMax>(here, down + 1));
+            } else {
+              // The even column is of these windows alone, the odd one they share with the next.
+              const Windows after = row.template after<is_last.value>(j, here);
+              const F even = add_share<kMax>(load(above.even + slot), here, 1);
+              const F odd = add_share<kMax>(add_share<kMax>(load(above.odd + slot), here, 2), after, 0);
+              row.put_pairs(now.first, j, even, odd);
+              row.put_pairs(now.second, j, share<kMax>(here, down + 1),
+                            add_share<kMax>(share<kMax>(here, down + 2), after, down));
+              store(below.even + slot, share<kMax>(here, 2 * down + 1));
+              store(below.odd + slot, add_share<kMax>(share<kMax>(here, 2 * down + 2), after, 2 * down));
+            }
+          };
+          for_pushed<fill_is.value>(count, columns, give);
+          if (kThird) {
+            const Waiting done = above;
+            above = below;
+            below = done;
+          }
+          row.g += from.next_g;
+          row.index += from.next_index;
+          row.origin += 2 * down;
+          if (--left_of_plane == 0) {
+            left_of_plane = from.plane_rows;
+            row.origin = origin;
+          }
+          now.first += 2 * columns;
+          now.second += 2 * columns;
         }
-      } else {
-        choose_push_two<kMax>(fill_of_rows)(plan, from, to);
-      }
-      p += static_cast<int64_t>(from.rows);
+        waiting[0] = above;
+        waiting[1] = below;
+      });
     }
     if (kThird && p1 > p0) {
       band.make_room(1);
@@ -673,13 +626,16 @@ void backward_push(const Call& call, const Piece& piece, std::byte* work) {
     band.put();
   }
   outlet.flush();
+  fence();
 }
 
 // y = Σ x / weight over the whole plane: every value of dx (H, W) is dz / weight.
-void backward_global(const Call& call, const Piece& piece, std::byte* work) {
+void backward_global(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t h = static_cast<size_t>(plan.y.image), w = static_cast<size_t>(plan.x.image);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   float* g = scratch.take(2 * kPad);
   float* y_row = scratch.take(2 * kPad);
   float* line = scratch.take(plan.line_floats);
@@ -691,15 +647,18 @@ void backward_global(const Call& call, const Piece& piece, std::byte* work) {
     fill(dx, h * w, g[0]);
     put_rows(call.dx, n, c, 0, h, w, dx, line);
   }
+  fence();
 }
 
 // ---- backward: scattering the gradients of maxima ----
 
 // dx[index] += dz, for windows that overlap a lot and for indices that point anywhere in the plane.
-void backward_scatter(const Call& call, const Piece& piece, std::byte* work) {
+void backward_scatter(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t w = static_cast<size_t>(plan.x.image), windows = static_cast<size_t>(plan.x.windows);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   SplitRows rows(plan, &scratch);
   float* g = scratch.take(plan.line_floats);
   int32_t* index = scratch.take_indices(plan.line_floats);
@@ -728,14 +687,17 @@ void backward_scatter(const Call& call, const Piece& piece, std::byte* work) {
       put_rows(call.dx, n, c, first, count, w, dx, value);
     }
   }
+  fence();
 }
 
 // dx (P, Q) = dz[index]; dz (H, W) is staged in bands, and a row of dx is visited once per band.
-void backward_inverse(const Call& call, const Piece& piece, std::byte* work) {
+void backward_inverse(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t w = static_cast<size_t>(plan.x.image), h = static_cast<size_t>(plan.y.image);
   const size_t windows = static_cast<size_t>(plan.x.windows);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   float* dx = scratch.take(plan.line_floats);
   int32_t* index = scratch.take_indices(plan.line_floats);
   float* y_row = scratch.take(plan.line_floats);
@@ -762,32 +724,15 @@ void backward_inverse(const Call& call, const Piece& piece, std::byte* work) {
   }
 }
 
-}  // namespace
-
-void backward(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  if (plan.function == BNNSPoolingFunctionUnMax) {
-    backward_inverse(call, piece, work);
-  } else if (plan.is_global_average) {
-    backward_global(call, piece, work);
-  } else if (plan.function == BNNSPoolingFunctionMax && (plan.prefer_scatter || call.stray_indices)) {
-    backward_scatter(call, piece, work);
-  } else if (plan.pushes) {
-    const bool is_max = plan.function == BNNSPoolingFunctionMax, is_third = plan.x.kernel == 3;
-    const auto push = is_max ? (is_third ? backward_push<true, true> : backward_push<true, false>)
-                             : (is_third ? backward_push<false, true> : backward_push<false, false>);
-    push(call, piece, work);
-  } else {
-    backward_pull(call, piece, work);
-  }
-  fence();
-}
+// ---- the rest ----
 
 // y = activation(bias + …): db = Σ dz. A plane is summed in float32 vectors, planes are added in double.
-void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
+void bias_backward(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
-  const size_t columns = output_columns(plan);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  const Piece piece = call.cut.piece(i);
+  const size_t columns = plan.output_columns();
+  Scratch scratch;
   float* dz = scratch.take(plan.line_floats);
   float* y_row = scratch.take(plan.line_floats);
   fill(dz, plan.line_floats, 0.0f);
@@ -795,7 +740,7 @@ void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
     double total = 0.0;
     for (size_t n = 0; n < call.batch; ++n) {
       F plane = F{};
-      for (size_t row = 0; row < output_rows(plan); ++row) {
+      for (size_t row = 0; row < plan.output_rows(); ++row) {
         window_gradient(call, n, c, row, columns, dz, y_row);
         for (size_t i = 0; i < columns; i += kLanes) plane += load(dz + i);
       }
@@ -812,4 +757,39 @@ void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
   }
 }
 
+bool accepts_output(const Call& call, const Piece& piece, std::byte* work) {
+  const Plan& plan = *call.plan;
+  const size_t columns = plan.output_columns();
+  float* y_row = reinterpret_cast<float*>(work);  // (line_floats)
+  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
+    const size_t n = plane / plan.channels, c = plane % plan.channels;
+    for (size_t row = piece.row; row < piece.row + piece.rows; ++row) {
+      load_line(call.y, n, c, row, columns, y_row);
+      if (!plan.activation.accepts(y_row, columns)) return false;
+    }
+  }
+  return true;
+}
+
+constexpr obn::pooling::Kernels kernels = {
+    .forward_inverse = forward_inverse,
+    .forward_global = forward_global,
+    .forward_in_place = forward_in_place,
+    .forward_windows = forward_windows,
+    .backward_inverse = backward_inverse,
+    .backward_global = backward_global,
+    .push_two_maxima = backward_push<true, false>,
+    .push_two_averages = backward_push<false, false>,
+    .push_three_maxima = backward_push<true, true>,
+    .push_three_averages = backward_push<false, true>,
+    .backward_pull = backward_pull,
+    .backward_scatter = backward_scatter,
+    .bias_backward = bias_backward,
+    .look_at_indices = look_at_indices,
+    .accepts_output = accepts_output};
+
+}  // namespace
+
 }  // namespace obn::OBN_TARGET::pooling
+
+constinit const obn::pooling::Kernels obn::pooling::Compiled::OBN_TARGET = obn::OBN_TARGET::pooling::kernels;

@@ -69,8 +69,8 @@ bool has_stray(const Plan& plan, const IndexRows& of) {
     }
     return any(found);
   }
-  size_t room = (of.rows - 1) * of.next + windows;  // from this row to the end of the last
-  for (size_t p = 0; p < of.rows; ++p, room -= of.next, move_down()) {
+  for (size_t p = 0; p < of.rows; ++p, move_down()) {
+    const size_t room = (of.rows - 1 - p) * of.next + windows;  // from this row to the end of the last
     const I row = room >= kLanes ? load(index) : load_first_indices(index, windows);
     found |= is_stray<kUnder>(plan, of, reinterpret_cast<U>(row), first_row, 0);
   }

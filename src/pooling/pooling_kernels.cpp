@@ -32,7 +32,7 @@ void put_run(std::byte* to, const void* from, size_t bytes, bool past_caches) {
 
 void put_rows(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns, const float* stage,
               float* line) {
-  if (tensor.type == BNNSDataTypeFloat32 && is_one_run(tensor, columns)) {
+  if (tensor.type == BNNSDataTypeFloat32 && tensor.is_one_run(columns)) {
     std::byte* to = tensor.at(n, c, row);
     if (!tensor.accumulate) {
       put_run(to, stage, rows * columns * sizeof(float), tensor.stream);
@@ -62,7 +62,7 @@ namespace {
 // stage (rows, columns) packed goes to rows of plane (n, c).
 void put_indices(const Tensor& tensor, size_t n, size_t c, size_t row, size_t rows, size_t columns,
                  const int32_t* stage) {
-  if (tensor.type == BNNSDataTypeUInt32 && is_one_run(tensor, columns)) {
+  if (tensor.type == BNNSDataTypeUInt32 && tensor.is_one_run(columns)) {
     __builtin_memcpy(tensor.at(n, c, row), stage, rows * columns * sizeof(uint32_t));
     return;
   }
@@ -275,6 +275,23 @@ struct Strip {
   const SharedRow* shared;  // (2) the first: of the image row above `image`
 };
 
+// Where one row of windows of a strip begins.
+struct StripRow {
+  const float* image;
+  int32_t position;
+  size_t left;  // rows of this plane
+
+  [[gnu::always_inline]] inline explicit StripRow(const Strip& strip)
+      : image(strip.image), position(strip.position), left(strip.plane_rows) {}
+  [[gnu::always_inline]] inline void move_down(const Strip& strip) {
+    image += strip.next_windows;
+    position += strip.advance;
+    if (--left > 0) return;
+    left = strip.plane_rows;
+    position = strip.position;
+  }
+};
+
 // Asks for what lies kAhead behind a place in the image that is about to be read. Rows are consumed several at a time,
 // which the machine's own prefetching does not follow: a forward pass from memory takes up to twice as long without.
 // Far ahead, and into the second-level cache: the first-level one waits for few lines at a time.
@@ -428,13 +445,12 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
     below = strip.shared[1];
   }
   NanWatch nan[2];
-  const float* image = strip.image;
-  int32_t position = strip.position;
-  size_t room = strip.rows * windows, left = strip.plane_rows;
+  StripRow at(strip);
+  size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
     for_windows<kFill>(windows, [&](size_t q, size_t slot, auto where) __attribute__((always_inline)) {
       const I first = first_code<kThird>(first_column, q, where);
-      const float* row = image;
+      const float* row = at.image;
       Best best;
       if (kShares) {
         best = {load(above.value + slot), load(above.code + slot)};
@@ -452,7 +468,7 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
         store(below.code + slot, next.code);
       }
       put<kFill>(y + q, best.value, where.windows, room - q);
-      put<kFill>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), where.windows,
+      put<kFill>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + at.position)), where.windows,
                  room - q);
     });
     if (kShares) {
@@ -460,12 +476,7 @@ bool largest_pairs(const Plan& plan, const Strip& given, float* y, int32_t* inde
       above = below;
       below = done;
     }
-    image += strip.next_windows;
-    position += strip.advance;
-    if (--left == 0) {
-      left = strip.plane_rows;
-      position = strip.position;
-    }
+    at.move_down(strip);
     y += windows;
     index += strip.next_index;
     room -= windows;
@@ -478,29 +489,23 @@ template <size_t kRows, bool kThird>
 void largest_pairs_or_nan(const Plan& plan, const Strip& strip, float* y, int32_t* index) {
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
   const F padding = splat(-__builtin_inff());
-  const float* image = strip.image;
-  int32_t position = strip.position;
-  size_t room = strip.rows * windows, left = strip.plane_rows;
+  StripRow at(strip);
+  size_t room = strip.rows * windows;
   for (size_t p = 0; p < strip.rows; ++p) {
     for (size_t q = 0; q < windows; q += kLanes) {
       Best best{padding, load(plan.first_column + q) - places_of(q)};
       for (size_t r = 0; r < kRows; ++r) {
-        const Columns c = columns_at<kThird>(image + r * strip.next_row, q, w, padding, Part<Fill::clipped, false>{});
+        const Columns c = columns_at<kThird>(at.image + r * strip.next_row, q, w, padding, Part<Fill::clipped, false>{});
         const int32_t code = static_cast<int32_t>(r) * strip.down;
         if (kThird) keep_largest<true>(c.before, code - 1, &best.value, &best.code);
         keep_largest<true>(c.even, code, &best.value, &best.code);
         keep_largest<true>(c.odd, code + 1, &best.value, &best.code);
       }
       put<Fill::clipped>(y + q, best.value, Keep{}, room - q);
-      put<Fill::clipped>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + position)), Keep{},
+      put<Fill::clipped>(reinterpret_cast<float*>(index + q), from_bits(best.code + (places_of(q) + at.position)), Keep{},
                          room - q);
     }
-    image += strip.next_windows;
-    position += strip.advance;
-    if (--left == 0) {
-      left = strip.plane_rows;
-      position = strip.position;
-    }
+    at.move_down(strip);
     y += windows;
     index += strip.next_index;
     room -= windows;
@@ -621,19 +626,6 @@ void window_pairs_shared(SplitRows& rows, const Strip& strip, bool is_filled, co
   }
 }
 
-template <bool kThird>
-auto choose_pairs(Fill fill) {
-  return fill == Fill::whole    ? window_pairs_of<kThird, Fill::whole>
-         : fill == Fill::narrow ? window_pairs_of<kThird, Fill::narrow>
-                                : window_pairs_of<kThird, Fill::clipped>;
-}
-template <bool kThird>
-auto choose_shared(Fill fill) {
-  return fill == Fill::whole    ? window_pairs_shared<kThird, Fill::whole>
-         : fill == Fill::narrow ? window_pairs_shared<kThird, Fill::narrow>
-                                : window_pairs_shared<kThird, Fill::clipped>;
-}
-
 bool is_power_of_two(float weight) { return (__builtin_bit_cast(uint32_t, weight) & 0x7fffff) == 0; }
 
 // Rows of the image that an average counts in window row p.
@@ -669,14 +661,20 @@ void window_rows_pairs(SplitRows& rows, int64_t p, size_t count, float* y, int32
     strip.position = static_cast<int32_t>(start * plan.x.image);
     const bool is_filled = rows.shared_row == start;
     rows.shared_row = start + axis.stride * static_cast<int64_t>(count);
-    const auto run = is_third ? choose_shared<true>(fill) : choose_shared<false>(fill);
-    run(rows, strip, is_filled, first == 0 ? image_row(0) : nullptr, y, index);
+    const float* above = first == 0 ? image_row(0) : nullptr;
+    with_fill(fill, [&](auto how) {
+      const auto run = is_third ? window_pairs_shared<true, how.value> : window_pairs_shared<false, how.value>;
+      run(rows, strip, is_filled, above, y, index);
+    });
     if (count % 2 == 1) rows.swap_shared();
     return;
   }
   strip.image = image_row(first);
   strip.position = static_cast<int32_t>((start + axis.dilation * first) * plan.x.image);
-  (is_third ? choose_pairs<true>(fill) : choose_pairs<false>(fill))(under, plan, strip, y, index);
+  with_fill(fill, [&](auto how) {
+    const auto run = is_third ? window_pairs_of<true, how.value> : window_pairs_of<false, how.value>;
+    run(under, plan, strip, y, index);
+  });
 }
 
 // ---- any row of windows ----
@@ -773,20 +771,13 @@ void finish_rows(const Plan& plan, size_t c, size_t rows, size_t columns, float*
   for (size_t r = 0; r < rows; ++r) plan.activation.forward(z + r * columns, columns);
 }
 
-// Windows taken straight from the image, and results put straight where they belong.
-bool is_straight(const Call& call) {
-  const Plan& plan = *call.plan;
-  const size_t windows = static_cast<size_t>(plan.x.windows);
-  const bool keeps_y = call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows) && !call.y.stream &&
-                       !plan.bias.data && !plan.has_activation;
-  const bool keeps_index = !call.indices.data || (call.indices.type == BNNSDataTypeUInt32 &&
-                                                  is_one_run(call.indices, windows) && !call.indices.stream);
-  return is_in_pairs(plan, call.x) && keeps_y && keeps_index && !plan.has_empty_columns;
-}
+}  // namespace
 
-void forward_straight(const Call& call, const Piece& piece, std::byte* work) {
+void forward_in_place(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  const Piece piece = call.cut.piece(i);
+  Scratch scratch;
   SplitRows rows(plan, &scratch);
   int32_t* unwanted = scratch.take_indices(static_cast<size_t>(plan.x.windows) + kPad);  // (Q)
   // Several planes may be as good as one with many rows: no call per plane.
@@ -808,18 +799,20 @@ void forward_straight(const Call& call, const Piece& piece, std::byte* work) {
   }
 }
 
-void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
+void forward_windows(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t windows = static_cast<size_t>(plan.x.windows), stage = plan.forward_rows * windows + 2 * kPad;
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   SplitRows rows(plan, &scratch);
   Outlet y_outlet(scratch.take(stage));  // (forward_rows, Q), as the index
   Outlet index_outlet(scratch.take(stage));
   Outlet wide_outlet(scratch.take(2 * stage));
   float* y = y_outlet.stage;
   int32_t* index = reinterpret_cast<int32_t*>(index_outlet.stage);
-  const bool streams_y = call.y.stream && call.y.type == BNNSDataTypeFloat32 && is_one_run(call.y, windows);
-  const bool streams_index = call.indices.stream && is_one_run(call.indices, windows);
+  const bool streams_y = call.y.stream && call.y.type == BNNSDataTypeFloat32 && call.y.is_one_run(windows);
+  const bool streams_index = call.indices.stream && call.indices.is_one_run(windows);
   const bool is_wide = streams_index && call.indices.type == BNNSDataTypeUInt64;
   const size_t end = piece.row + piece.rows;
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
@@ -858,13 +851,16 @@ void forward_windows(const Call& call, const Piece& piece, std::byte* work) {
   y_outlet.flush();
   index_outlet.flush();
   wide_outlet.flush();
+  fence();
 }
 
 // y (H, W) = 0, then y[index] = x for every value of x (P, Q), in scan order.
-void forward_inverse(const Call& call, const Piece& piece, std::byte* work) {
+void forward_inverse(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t windows = static_cast<size_t>(plan.x.windows), w = static_cast<size_t>(plan.x.image);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   float* x = scratch.take(plan.line_floats);
   int32_t* index = scratch.take_indices(plan.line_floats);
   float* y = scratch.take(plan.scatter_rows * w + 4 * kPad);  // (scatter_rows, W)
@@ -887,65 +883,33 @@ void forward_inverse(const Call& call, const Piece& piece, std::byte* work) {
       put_rows(call.y, n, c, h, count, w, y, x);
     }
   }
+  fence();
 }
 
 // y (1, 1) = mean of the whole plane x (H, W), packed float32: one run, no windows.
-void forward_global(const Call& call, const Piece& piece, std::byte* work) {
+void forward_global(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
   const Plan& plan = *call.plan;
+  const Piece piece = call.cut.piece(i);
   const size_t count = static_cast<size_t>(plan.x.image * plan.y.image);
-  Scratch scratch{reinterpret_cast<float*>(work)};
+  Scratch scratch;
   float* y = scratch.take(2 * kPad);
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const size_t n = plane / plan.channels, c = plane % plan.channels;
     const float* x = reinterpret_cast<const float*>(call.x.at(n, c, 0));
     F even = F{}, odd = F{};
-    size_t i = 0;
-    for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-      even += load(x + i);
-      odd += load(x + i + kLanes);
+    size_t at = 0;
+    for (; at + 2 * kLanes <= count; at += 2 * kLanes) {
+      even += load(x + at);
+      odd += load(x + at + kLanes);
     }
-    even += load_clipped(x, i, count, F{});
-    odd += load_clipped(x, i + kLanes, count, F{});
+    even += load_clipped(x, at, count, F{});
+    odd += load_clipped(x, at + kLanes, count, F{});
     y[0] = sum(even + odd);
     divide_by_weights(plan, 0, 1, y, y);
     finish_rows(plan, c, 1, 1, y);
     store_row(call.y.type, call.y.at(n, c, 0), 1, 1, y);
   }
 }
-
-void forward(const Call& call, const Piece& piece, std::byte* work) {
-  if (call.plan->function == BNNSPoolingFunctionUnMax) {
-    forward_inverse(call, piece, work);
-  } else if (call.plan->is_global_average && call.x.type == BNNSDataTypeFloat32 &&
-             is_one_run(call.x, static_cast<size_t>(call.plan->x.image))) {
-    forward_global(call, piece, work);
-  } else if (is_straight(call)) {
-    forward_straight(call, piece, work);
-  } else {
-    forward_windows(call, piece, work);
-  }
-  fence();
-}
-
-// ---- the rest ----
-
-bool accepts_output(const Call& call, const Piece& piece, std::byte* work) {
-  const Plan& plan = *call.plan;
-  const size_t columns = output_columns(plan);
-  float* y_row = reinterpret_cast<float*>(work);  // (line_floats)
-  for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
-    const size_t n = plane / plan.channels, c = plane % plan.channels;
-    for (size_t row = piece.row; row < piece.row + piece.rows; ++row) {
-      load_line(call.y, n, c, row, columns, y_row);
-      if (!plan.activation.accepts(y_row, columns)) return false;
-    }
-  }
-  return true;
-}
-
-}  // namespace
-
-extern const Kernels kernels;
-const Kernels kernels = {forward, backward, bias_backward, look_at_indices, accepts_output};
 
 }  // namespace obn::OBN_TARGET::pooling

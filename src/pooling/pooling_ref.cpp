@@ -189,8 +189,10 @@ void forward_inverse(const Call& call, size_t plane, size_t h, float* z) {
   }
 }
 
-void forward(const Call& call, const Piece& piece, std::byte* work) {
-  float* z = reinterpret_cast<float*>(work);
+void forward(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
+  const Piece piece = call.cut.piece(i);
+  float* z = reinterpret_cast<float*>(scratch());
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane)
     for (size_t row = piece.row; row < piece.row + piece.rows; ++row) {
       if (call.plan->function == BNNSPoolingFunctionUnMax) {
@@ -289,7 +291,10 @@ void backward_inverse(const Call& call, size_t plane, size_t row, size_t rows, s
     }
 }
 
-void backward(const Call& call, const Piece& piece, std::byte* work) {
+void backward(void* context, size_t i) {
+  const Call& call = *static_cast<const Call*>(context);
+  const Piece piece = call.cut.piece(i);
+  std::byte* work = scratch();
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     if (call.plan->function == BNNSPoolingFunctionUnMax) {
       backward_inverse(call, plane, piece.row, piece.rows, work);
@@ -301,24 +306,18 @@ void backward(const Call& call, const Piece& piece, std::byte* work) {
 
 // ---- the rest ----
 
-// Rows and columns of y and dy.
-size_t output_rows(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
-}
-size_t output_columns(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.x.image : plan.x.windows);
-}
-
 // y = activation(bias + …): db = Σ dz over samples, rows and columns.
-void bias_backward(const Call& call, const Piece& piece, std::byte* work) {
+void bias_backward(void* context, size_t piece_number) {
+  const Call& call = *static_cast<const Call*>(context);
+  const Piece piece = call.cut.piece(piece_number);
   const Plan& plan = *call.plan;
-  const size_t columns = output_columns(plan), part = part_of(plan, columns);
-  float* dz = reinterpret_cast<float*>(work);  // (part)
+  const size_t columns = plan.output_columns(), part = part_of(plan, columns);
+  float* dz = reinterpret_cast<float*>(scratch());  // (part)
   float* y_part = dz + part;                   // (part)
   for (size_t c = piece.plane; c < piece.plane + piece.planes; ++c) {
     double sum = 0.0;
     for (size_t n = 0; n < call.batch; ++n)
-      for (size_t row = 0; row < output_rows(plan); ++row)
+      for (size_t row = 0; row < plan.output_rows(); ++row)
         for (size_t from = 0; from < columns; from += part) {
           const size_t count = std::min(part, columns - from);
           window_gradient(call, n * plan.channels + c, row, from, count, dz, y_part);
@@ -351,7 +350,7 @@ unsigned look_at_indices(const Call& call, const Piece& piece, std::byte*) {
 
 bool accepts_output(const Call& call, const Piece& piece, std::byte* work) {
   const Plan& plan = *call.plan;
-  const size_t columns = output_columns(plan), part = part_of(plan, columns);
+  const size_t columns = plan.output_columns(), part = part_of(plan, columns);
   float* y_part = reinterpret_cast<float*>(work);  // (part)
   for (size_t plane = piece.plane; plane < piece.plane + piece.planes; ++plane) {
     const Plane y(call.y, plane, plan.channels);
@@ -367,6 +366,22 @@ bool accepts_output(const Call& call, const Piece& piece, std::byte* work) {
 
 }  // namespace
 
-const Kernels reference = {forward, backward, bias_backward, look_at_indices, accepts_output};
+// One loop for every algorithm of a direction.
+const Kernels reference = {
+    .forward_inverse = forward,
+    .forward_global = forward,
+    .forward_in_place = forward,
+    .forward_windows = forward,
+    .backward_inverse = backward,
+    .backward_global = backward,
+    .push_two_maxima = backward,
+    .push_two_averages = backward,
+    .push_three_maxima = backward,
+    .push_three_averages = backward,
+    .backward_pull = backward,
+    .backward_scatter = backward,
+    .bias_backward = bias_backward,
+    .look_at_indices = look_at_indices,
+    .accepts_output = accepts_output};
 
 }  // namespace obn::pooling

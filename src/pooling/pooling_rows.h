@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/integer.h"
+#include "base/memory.h"
 #include "pooling/pooling.h"
 #include "simd/convert.h"
 #include "simd/vec.h"
@@ -38,9 +40,10 @@ using obn::pooling::Tensor;
 struct Scratch {
   float* next;
 
+  [[gnu::always_inline]] inline Scratch() : next(reinterpret_cast<float*>(obn::scratch())) {}
   [[gnu::always_inline]] inline float* take(size_t floats) {
     float* block = next;
-    next += (floats + kPad - 1) / kPad * kPad;
+    next += round_up(floats, kPad);
     return block;
   }
   [[gnu::always_inline]] inline int32_t* take_indices(size_t n) { return reinterpret_cast<int32_t*>(take(n)); }
@@ -107,10 +110,6 @@ OBN_INLINE void load_indices(const Tensor& tensor, size_t n, size_t c, size_t ro
   }
 }
 
-OBN_INLINE bool is_one_run(const Tensor& tensor, size_t columns) {
-  return tensor.x_stride == 1 && tensor.y_stride == columns;
-}
-
 // The planes of a tensor lie one after the other as if they were one plane: the row `rows` of one is row 0 of the next.
 OBN_INLINE bool is_one_stack(const Call& call, const Tensor& tensor, size_t rows) {
   return tensor.c_stride == rows * tensor.y_stride &&
@@ -120,14 +119,6 @@ OBN_INLINE bool is_one_stack(const Call& call, const Tensor& tensor, size_t rows
 OBN_INLINE bool has_full_rows_only(const Plan& plan) {
   return plan.full_begin == 0 && plan.full_end == plan.y.windows && plan.y.dilation == 1 &&
          plan.y.kernel <= plan.y.stride;
-}
-
-// Rows and columns of y and dy.
-OBN_INLINE size_t output_rows(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.y.image : plan.y.windows);
-}
-OBN_INLINE size_t output_columns(const Plan& plan) {
-  return static_cast<size_t>(plan.function == BNNSPoolingFunctionUnMax ? plan.x.image : plan.x.windows);
 }
 
 // ---- to memory ----
@@ -182,6 +173,22 @@ enum class Fill {
   clipped,  // the rest
 };
 
+template <auto kValue>
+struct Is {
+  static constexpr auto value = kValue;
+};
+// Calls visit(Is<fill>).
+template <class Visit>
+OBN_INLINE void with_fill(Fill fill, const Visit& visit) {
+  if (fill == Fill::whole) {
+    visit(Is<Fill::whole>{});
+  } else if (fill == Fill::narrow) {
+    visit(Is<Fill::narrow>{});
+  } else {
+    visit(Is<Fill::clipped>{});
+  }
+}
+
 // Puts down what a vector makes: narrow ones the values to keep, clipped ones no more than there is room for.
 template <Fill kFill>
 OBN_INLINE void put(float* to, F v, [[maybe_unused]] Keep keep, size_t room) {
@@ -205,7 +212,7 @@ OBN_INLINE size_t slot_of_last(size_t windows) { return (windows - 1) / kLanes *
 
 // Windows can be taken from the image as it lies, two columns at a time.
 OBN_INLINE bool is_in_pairs(const Plan& plan, const Tensor& x) {
-  return plan.is_in_pairs && x.type == BNNSDataTypeFloat32 && x.x_stride == 1;
+  return plan.is_in_pairs && x.has_float_rows();
 }
 
 // What the windows of two neighbouring rows make of the image row under both.
@@ -279,9 +286,11 @@ void divide_by_weights(const Plan& plan, int64_t p, size_t rows, const float* su
 // Indices inside their windows are in range, so the range is looked at only in rows with others.
 unsigned look_at_indices(const Call& call, const Piece& piece, std::byte* work);
 
-// ---- backward (pooling_backward_kernels.cpp) ----
+// ---- forward (pooling_kernels.cpp) ----
 
-void backward(const Call& call, const Piece& piece, std::byte* work);
-void bias_backward(const Call& call, const Piece& piece, std::byte* work);
+void forward_inverse(void* context, size_t i);
+void forward_global(void* context, size_t i);
+void forward_in_place(void* context, size_t i);
+void forward_windows(void* context, size_t i);
 
 }  // namespace obn::OBN_TARGET::pooling

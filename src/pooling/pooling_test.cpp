@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <initializer_list>
 
 namespace obn::pooling {
@@ -86,7 +87,7 @@ TEST(pooling_every_width_agrees_with_reference) {
       shape.h = 5;
       shape.w = w;
       const size_t sizes[][4] = {{2, 2, 2, 0}, {3, 3, 2, 1}, {3, 3, 1, 1}, {2, 3, 3, 1}};
-      for (auto [kh, kw, s, pad] : sizes) {
+      for (const auto& [kh, kw, s, pad] : sizes) {
         shape.kh = kh;
         shape.kw = kw;
         shape.sy = shape.sx = s;
@@ -201,6 +202,42 @@ TEST(pooling_large_planes_and_windows_agree_with_reference) {
     }
 }
 
+TEST(pooling_shapes_choose_the_algorithms) {
+  constexpr auto kMax = BNNSPoolingFunctionMax, kMean = BNNSPoolingFunctionAverageCountExcludePadding;
+  const struct {
+    BNNSPoolingFunction function;
+    size_t size, kernel, stride, padding, windows;
+    const char *forward, *backward;
+  } cases[] = {{kMax, 8, 2, 2, 0, 4, "in place", "push 2x2 maxima"},
+               {kMax, 8, 3, 2, 1, 4, "in place", "push 3x3 maxima"},
+               {kMean, 8, 2, 2, 0, 4, "in place", "push 2x2 averages"},
+               {kMean, 8, 3, 2, 1, 4, "in place", "push 3x3 averages"},
+               {BNNSPoolingFunctionL2Norm, 8, 2, 2, 0, 4, "in place", "pull"},
+               {kMax, 9, 3, 3, 0, 3, "windows", "pull"},
+               {kMax, 12, 5, 1, 2, 12, "windows", "scatter"},
+               {kMean, 12, 5, 1, 2, 12, "windows", "pull"},
+               {kMean, 7, 7, 1, 0, 1, "global average", "global average"},
+               {kMax, 7, 7, 1, 0, 1, "windows", "scatter"},
+               {BNNSPoolingFunctionUnMax, 8, 2, 2, 0, 4, "inverse", "inverse"}};
+  for (const auto& c : cases) {
+    Shape shape;
+    shape.function = c.function;
+    shape.h = shape.w = c.size;
+    shape.kh = shape.kw = c.kernel;
+    shape.sy = shape.sx = c.stride;
+    shape.up = shape.down = shape.left = shape.right = c.padding;
+    shape.p = shape.q = c.windows;
+    const auto parameters = shape.parameters(nullptr);
+    BNNSFilter filter = BNNSFilterCreateLayerPooling(&parameters, nullptr);
+    CHECK(filter, "%s", obn_last_error());
+    const auto* pooling = static_cast<const Pooling*>(find_filter(filter));
+    const char *forward = pooling->forward().name, *backward = pooling->backward().name;
+    CHECK(std::strcmp(forward, c.forward) == 0, "%s forward, expected %s", forward, c.forward);
+    CHECK(std::strcmp(backward, c.backward) == 0, "%s backward, expected %s", backward, c.backward);
+    BNNSFilterDestroy(filter);
+  }
+}
+
 TEST(pooling_geometries_beyond_the_kernels_run_on_reference) {
   Random random{4};
   for (BNNSPoolingFunction function : kFunctions) {
@@ -217,8 +254,9 @@ TEST(pooling_geometries_beyond_the_kernels_run_on_reference) {
     const auto parameters = shape.parameters(nullptr);
     BNNSFilter filter = BNNSFilterCreateLayerPooling(&parameters, nullptr);
     CHECK(filter, "%s", obn_last_error());
-    const bool fits = static_cast<Pooling*>(find_filter(filter))->plan().fits;
-    CHECK(!fits, "expected the reference loops for rows of 300000 values");
+    const auto* pooling = static_cast<const Pooling*>(find_filter(filter));
+    for (const Algorithm* chosen : {&pooling->forward(), &pooling->backward()})
+      CHECK(std::strcmp(chosen->name, "reference") == 0, "%s for rows of 300000 values", chosen->name);
     BNNSFilterDestroy(filter);
     const Results results = run(shape, inputs, nullptr, "reference");
     Array y = results.y, x = inputs.x;

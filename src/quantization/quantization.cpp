@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "activation/activation.h"
+#include "base/integer.h"
+#include "base/interrupt.h"
 #include "base/loops.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -14,26 +16,7 @@
 
 namespace obn {
 
-namespace portable::quantization {
-extern const obn::quantization::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::quantization {
-extern const obn::quantization::Kernels kernels;
-}
-namespace avx512::quantization {
-extern const obn::quantization::Kernels kernels;
-}
-#endif
-
 namespace quantization {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::quantization::kernels, &avx2::quantization::kernels,
-                                         &avx512::quantization::kernels, nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::quantization::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -138,8 +121,15 @@ int Plan::check_output(size_t batch, void* y, size_t y_stride, Call* call) const
   return read_batch(y_, y, batch, y_stride, Access::write, "output", &call->y_step);
 }
 
+int Plan::check_factors_apart(const Call& call) const {
+  const Place y = {"output", &y_, call.y, call.y_step, call.batch};
+  if (call.batch == 0) return 0;
+  if (scale_.data && check_apart(y, {"scale", &scale_, scale_.data, 0, 1}) != 0) return -1;
+  return bias_.data ? check_apart(y, {"bias", &bias_, bias_.data, 0, 1}) : 0;
+}
+
 int Plan::check(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, Call* call) const {
-  if (check_output(batch, y, y_stride, call) != 0) return -1;
+  if (check_output(batch, y, y_stride, call) != 0 || check_factors_apart(*call) != 0) return -1;
   if (batch == 0) return 0;
   if (read_batch(x_, x, batch, x_stride, Access::read, "input", &call->x_step) != 0) return -1;
   call->x = static_cast<std::byte*>(const_cast<void*>(x));
@@ -162,7 +152,7 @@ void Plan::run(const Call& call, const double* factors) const {
   loops.finish();
   const size_t n = loops.extent[0];
   const bool has_halves = x_.type == BNNSDataTypeFloat16 || y_.type == BNNSDataTypeFloat16;
-  const size_t block = std::min(n, has_halves ? kBlock : kPiece), blocks = (n + block - 1) / block;
+  const size_t block = std::min(n, has_halves ? kBlock : kPiece), blocks = divide_up(n, block);
   size_t rows = 1;
   for (size_t k = 1; k < loops.rank; ++k) rows *= loops.extent[k];
 
@@ -194,7 +184,7 @@ void Plan::run(const Call& call, const double* factors) const {
   };
   const size_t items = rows * blocks, piece = std::max<size_t>(1, kPiece / block);
   if (items <= piece) return some_blocks(0, items);
-  parallel((items + piece - 1) / piece, threads_for(threads_), kUsualPiece / static_cast<double>(piece) * items,
+  parallel(divide_up(items, piece), threads_for(threads_), kUsualPiece / static_cast<double>(piece) * items,
            [&](size_t i) { some_blocks(i * piece, std::min(piece, items - i * piece)); });
 }
 
@@ -216,6 +206,8 @@ extern "C" int BNNSDirectApplyQuantizer(const BNNSLayerParametersQuantization* l
   double* factors = reinterpret_cast<double*>(workspace(2 * plan.length() * sizeof(double)));
   if (!factors || !scratch()) return -1;
   plan.fill(factors);
-  plan.run(call, factors);
-  return 0;
+  return interruptible(nullptr, [&] {
+    plan.run(call, factors);
+    return 0;
+  });
 }

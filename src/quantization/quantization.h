@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "base/view.h"
 #include "openbnns/bnns/quantization.h"
 
@@ -28,7 +28,10 @@ struct Kernels {
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // ---- the obvious formulas (quantization_ref.cpp) ----
 
@@ -64,6 +67,7 @@ class Plan {
   int check(size_t batch, const void* x, size_t x_stride, void* y, size_t y_stride, Call* call) const;
   // The same for a layer that ends in this one and puts its own memory into call->x afterwards.
   int check_output(size_t batch, void* y, size_t y_stride, Call* call) const;
+  int check_factors_apart(const Call& call) const;  // the output, where scale and bias are read at every call
   // scratch() must be there.
   void run(const Call& call, const double* factors) const;
 

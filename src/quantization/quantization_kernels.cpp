@@ -8,8 +8,6 @@
 
 namespace obn::OBN_TARGET::quantization {
 
-extern const obn::quantization::Kernels kernels;
-
 namespace {
 
 template <class T>
@@ -112,6 +110,6 @@ constexpr obn::quantization::Kernels table() {
 
 }  // namespace
 
-constinit const obn::quantization::Kernels kernels = table();
-
 }  // namespace obn::OBN_TARGET::quantization
+
+constinit const obn::quantization::Kernels obn::quantization::Compiled::OBN_TARGET = obn::OBN_TARGET::quantization::table();

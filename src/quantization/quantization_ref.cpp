@@ -1,4 +1,4 @@
-// The obvious formulas (spec quantization.md).
+// The obvious formulas (docs/interface/quantization.md).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -10,6 +10,9 @@
 #include <mutex>
 
 #include "base/filter.h"
+#include "base/integer.h"
+#include "base/interrupt.h"
+#include "base/lock.h"
 #include "base/loops.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -22,26 +25,7 @@
 
 namespace obn {
 
-namespace portable::random {
-extern const obn::random::Kernels kernels;
-}
-#if defined(OBN_X86)
-namespace avx2::random {
-extern const obn::random::Kernels kernels;
-}
-namespace avx512::random {
-extern const obn::random::Kernels kernels;
-}
-#endif
-
 namespace random {
-
-#if defined(OBN_X86)
-constinit const Targets<Kernels> targets{&portable::random::kernels, &avx2::random::kernels, &avx512::random::kernels,
-                                         nullptr};
-#else
-constinit const Targets<Kernels> targets{&portable::random::kernels, nullptr, nullptr, nullptr};
-#endif
 
 namespace {
 
@@ -62,14 +46,14 @@ class Generator {
 
   // The next n values, for one call.
   RandomDraw reserve(uint64_t n) {
-    std::lock_guard guard(lock_);
+    std::lock_guard guard(core_lock);
     RandomDraw draw{stream_, position_};
     position_ += n;
     return draw;
   }
 
   void get_state(void* state) {
-    std::lock_guard guard(lock_);
+    std::lock_guard guard(core_lock);
     const uint64_t words[] = {seed_, seed_, 0, __builtin_bswap64(position_ / 4), position_ % 4};
     static_assert(sizeof words == kStateBytes);
     std::memcpy(state, words, sizeof words);
@@ -81,8 +65,9 @@ class Generator {
     const uint64_t block = __builtin_bswap64(words[3]);
     if (words[0] != words[1] || words[2] != 0 || block > UINT64_MAX / 8 || words[4] > 3)
       return fail("state: expected bytes that a generator gave; got others");
-    std::lock_guard guard(lock_);
-    if (seed_ != words[0]) stream_ = RandomStream(words[0]);
+    const RandomStream stream(words[0]);
+    std::lock_guard guard(core_lock);
+    stream_ = stream;
     seed_ = words[0];
     position_ = 4 * block + words[4];
     return 0;
@@ -90,8 +75,7 @@ class Generator {
 
  private:
   Options options_;
-  std::mutex lock_;
-  uint64_t seed_;
+  uint64_t seed_;  // guarded by core_lock, as the two below
   RandomStream stream_;
   uint64_t position_ = 0;
 };
@@ -164,7 +148,7 @@ void each_block(size_t count, size_t threads, const Block& block) {
     for (size_t first = from; first < to; first += kBlock) block(first, std::min(kBlock, to - first));
   };
   if (count <= kPiece) return piece(0, count);
-  parallel((count + kPiece - 1) / kPiece, threads_for(threads), kFunction * count,
+  parallel(divide_up(count, kPiece), threads_for(threads), kFunction * count,
            [&](size_t i) { piece(i * kPiece, std::min((i + 1) * kPiece, count)); });
 }
 
@@ -184,12 +168,12 @@ void fill_floats(Generator& generator, const View& y, bool in_pairs, const Make&
   const float limit = largest_of(y.type);
   each_block(y.count, generator.options().threads, [&](size_t first, size_t n) {
     uint32_t* v = reinterpret_cast<uint32_t*>(scratch());
-    float* room = reinterpret_cast<float*>(v + kBlock);
+    float* buffer = reinterpret_cast<float*>(v + kBlock);
     const size_t whole = n + (in_pairs ? n % 2 : 0);
     draw.stream.get(draw.start + first, v, whole);
-    float* row = is_direct && whole == n ? static_cast<float*>(y.data) + first : room;
+    float* row = is_direct && whole == n ? static_cast<float*>(y.data) + first : buffer;
     make(v, row, whole);
-    if (row != room) return;
+    if (row != buffer) return;
     if (y.type != BNNSDataTypeFloat32) kernels.clamp(limit, row, n);
     walk.stretches(first, n, [&](size_t offset, size_t stride, size_t done, size_t count) {
       kernels.store(y.type, static_cast<std::byte*>(y.data) + offset * bytes_of(y.type), stride, count, row + done);
@@ -274,13 +258,13 @@ int fill_integers(Generator& generator, const BNNSNDArrayDescriptor* descriptor,
   const bool is_direct = walk.is_one_run();
   each_block(y.count, generator.options().threads, [&](size_t first, size_t n) {
     uint32_t* v = reinterpret_cast<uint32_t*>(scratch());
-    std::byte* room = reinterpret_cast<std::byte*>(v + 2 * kBlock);
+    std::byte* buffer = reinterpret_cast<std::byte*>(v + 2 * kBlock);
     std::byte* data = static_cast<std::byte*>(y.data);
     draw.stream.get(draw.start + each * first, v, each * n);
-    make(v, low, range, is_direct ? data + first * bytes : room, n);
+    make(v, low, range, is_direct ? data + first * bytes : buffer, n);
     if (is_direct) return;
     walk.stretches(first, n, [&](size_t offset, size_t stride, size_t done, size_t count) {
-      scatter(room + done * bytes, bytes, data + offset * bytes, stride, count);
+      scatter(buffer + done * bytes, bytes, data + offset * bytes, stride, count);
     });
   });
   return 0;
@@ -386,14 +370,14 @@ int fill_categories(Generator& generator, const BNNSNDArrayDescriptor* descripto
   if (c.read(descriptor, probabilities, log) != 0) return -1;
   // A part is a row, or so many draws of it that its sums are worth making again.
   const size_t length = std::max(kPiece, 4 * c.count);
-  const size_t parts = (c.draws + length - 1) / length;
+  const size_t parts = divide_up(c.draws, length);
   const bool fits = c.count * sizeof(double) <= kScratchBytes - 2 * kBlock * sizeof(uint32_t);
-  double* room = fits ? nullptr : reinterpret_cast<double*>(workspace(c.count * sizeof(double)));
+  double* buffer = fits ? nullptr : reinterpret_cast<double*>(workspace(c.count * sizeof(double)));
   std::byte* own = scratch();
-  if (!own || (!fits && !room)) return -1;
+  if (!own || (!fits && !buffer)) return -1;
   // The first bytes of a thread's scratch hold values of the stream and their numbers, the rest sums.
   const auto shares_of = [&](std::byte* block) {
-    return fits ? reinterpret_cast<double*>(block + 2 * kBlock * sizeof(uint32_t)) : room;
+    return fits ? reinterpret_cast<double*>(block + 2 * kBlock * sizeof(uint32_t)) : buffer;
   };
   Position<3> row(c.loops, 0);
   for (size_t r = 0; r < c.rows; ++r) {  // nothing is drawn before every row is good
@@ -408,7 +392,7 @@ int fill_categories(Generator& generator, const BNNSNDArrayDescriptor* descripto
   const Kernels& kernels = targets.best();
   const size_t per_piece = std::max<size_t>(1, kPiece / (std::min(c.draws, length) + c.count));
   const size_t items = c.rows * parts;
-  parallel((items + per_piece - 1) / per_piece, fits ? threads_for(generator.options().threads) : 1, kFunction * c.y.count, [&](size_t piece) {
+  parallel(divide_up(items, per_piece), fits ? threads_for(generator.options().threads) : 1, kFunction * c.y.count, [&](size_t piece) {
     std::byte* block = scratch();
     double* shares = shares_of(block);
     uint32_t* v = reinterpret_cast<uint32_t*>(block);
@@ -488,22 +472,23 @@ int BNNSRandomGeneratorSetState(BNNSRandomGenerator generator, size_t state_size
 
 int BNNSRandomFillUniformFloat(BNNSRandomGenerator generator, BNNSNDArrayDescriptor* desc, float a, float b) {
   Generator* found = find(generator);
-  return found ? fill_uniform(*found, desc, a, b) : -1;
+  return found ? interruptible(nullptr, [&] { return fill_uniform(*found, desc, a, b); }) : -1;
 }
 
 int BNNSRandomFillUniformInt(BNNSRandomGenerator generator, BNNSNDArrayDescriptor* desc, int64_t a, int64_t b) {
   Generator* found = find(generator);
-  return found ? fill_integers(*found, desc, a, b) : -1;
+  return found ? interruptible(nullptr, [&] { return fill_integers(*found, desc, a, b); }) : -1;
 }
 
 int BNNSRandomFillNormalFloat(BNNSRandomGenerator generator, BNNSNDArrayDescriptor* desc, float mean, float stddev) {
   Generator* found = find(generator);
-  return found ? fill_normal(*found, desc, mean, stddev) : -1;
+  return found ? interruptible(nullptr, [&] { return fill_normal(*found, desc, mean, stddev); }) : -1;
 }
 
 int BNNSRandomFillCategoricalFloat(BNNSRandomGenerator generator, const BNNSNDArrayDescriptor* desc,
                                    const BNNSNDArrayDescriptor* probabilities, bool log_probabilities) {
   Generator* found = find(generator);
-  return found ? fill_categories(*found, desc, probabilities, log_probabilities) : -1;
+  if (!found) return -1;
+  return interruptible(nullptr, [&] { return fill_categories(*found, desc, probabilities, log_probabilities); });
 }
 }

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "base/cpu.h"
+#include "base/targets.h"
 #include "openbnns/bnns/base.h"
 
 namespace obn::random {
@@ -28,7 +28,10 @@ struct Kernels {
   void (*store)(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
 };
 
-extern const Targets<Kernels> targets;
+struct Compiled {
+  static const Kernels portable, avx2, avx512;
+};
+inline constexpr Targets<Kernels> targets = targets_of<Compiled>();
 
 // Stream values that a whole number below `range` takes.
 constexpr size_t values_for(uint64_t range) { return range > uint64_t{1} << 32 ? 2 : 1; }

@@ -9,8 +9,6 @@
 
 namespace obn::OBN_TARGET::random {
 
-extern const obn::random::Kernels kernels;
-
 namespace {
 
 void uniform(const uint32_t* v, float low, float width, float factor, float* y, size_t n) {
@@ -23,7 +21,7 @@ void uniform(const uint32_t* v, float low, float width, float factor, float* y, 
 template <size_t n>
 OBN_INLINE F plain_polynomial(F x, const float (&c)[n]) {
   F sum = splat(c[n - 1]);
-  for (size_t k = n - 1; k-- > 0;) sum = sum * x + splat(c[k]);
+  for (size_t k = n - 1; k > 0; --k) sum = sum * x + splat(c[k - 1]);
   return sum;
 }
 
@@ -110,16 +108,17 @@ void clamp(float limit, float* y, size_t n) {
   for (size_t i = 0; i < n; ++i) y[i] = y[i] > limit ? limit : (y[i] < -limit ? -limit : y[i]);
 }
 
-}  // namespace
-
-constinit const obn::random::Kernels kernels = {
+constexpr obn::random::Kernels kernels = {
     uniform,
     normal,
     {integers<int8_t>, integers<uint8_t>, integers<int16_t>, integers<uint16_t>, integers<int32_t>, integers<uint32_t>,
      integers<int64_t>, integers<uint64_t>},
     clamp,
     load_row,
-    store_row,
-};
+    store_row};
+
+}  // namespace
 
 }  // namespace obn::OBN_TARGET::random
+
+constinit const obn::random::Kernels obn::random::Compiled::OBN_TARGET = obn::OBN_TARGET::random::kernels;

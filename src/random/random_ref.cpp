@@ -1,4 +1,4 @@
-// The obvious formulas (spec embedding_dropout_random.md, section 3).
+// The obvious formulas (docs/interface/embedding_dropout_random.md, section 3).
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

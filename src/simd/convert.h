@@ -1,4 +1,5 @@
-// Rows of the three float types, at any stride, to and from packed float32. Kernel files only (see vec.h).
+// Rows of the three float types, at any stride, to and from packed float32, and past the caches. Kernel files only (see
+// vec.h).
 #pragma once
 
 #include <cstddef>
@@ -92,5 +93,7 @@ OBN_INLINE void store_bfloat16(uint16_t* p, F v) {
 // target, in convert_kernels.cpp.
 void load_row(BNNSDataType type, const void* p, size_t stride, size_t n, float* row);
 void store_row(BNNSDataType type, void* p, size_t stride, size_t n, const float* row);
+// A copy past the caches; fence() after the last one.
+void stream_row(const float* row, float* to, size_t n);
 
 }  // namespace obn::OBN_TARGET

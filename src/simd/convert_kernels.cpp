@@ -1,4 +1,4 @@
-// Rows of the three float types to and from packed float32, once per target.
+// Rows of the three float types to and from packed float32 and past the caches, once per target.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -49,6 +49,14 @@ void store_row(BNNSDataType type, void* p, size_t stride, size_t n, const float*
     }
   }
   for (; i < n; ++i) to[i * stride] = brain ? bfloat16_of_float(row[i]) : float16_of_float(row[i]);
+}
+
+void stream_row(const float* row, float* to, size_t n) {
+  size_t i = floats_before(to, sizeof(F));
+  if (i > n) i = n;
+  if (i > 0) store_first(to, load_first(row, i), i);
+  for (; i + kLanes <= n; i += kLanes) stream(to + i, load(row + i));
+  if (i < n) store_first(to + i, load_first(row + i, n - i), n - i);
 }
 
 }  // namespace obn::OBN_TARGET

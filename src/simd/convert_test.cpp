@@ -36,9 +36,9 @@ struct Rows {
 constexpr Rows kPortable = {portable::load_row, portable::store_row};
 #if defined(OBN_X86)
 constexpr Rows kAvx2 = {avx2::load_row, avx2::store_row}, kAvx512 = {avx512::load_row, avx512::store_row};
-constexpr Targets<Rows> kRows = {&kPortable, &kAvx2, &kAvx512, nullptr};
+constexpr Targets<Rows> kRows = {&kPortable, &kAvx2, &kAvx512};
 #else
-constexpr Targets<Rows> kRows = {&kPortable, nullptr, nullptr, nullptr};
+constexpr Targets<Rows> kRows = {&kPortable, nullptr, nullptr};
 #endif
 
 constexpr BNNSDataType kHalves[] = {BNNSDataTypeFloat16, BNNSDataTypeBFloat16};

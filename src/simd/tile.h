@@ -8,7 +8,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
+#include "base/integer.h"
 #include "simd/vec.h"
 
 namespace obn::OBN_TARGET {
@@ -50,11 +52,11 @@ struct Tile {
   const float* row_bias = nullptr;     // (rows)
   const float* column_bias = nullptr;  // (columns)
   // Fetched meanwhile, for whoever comes next: one line per step of k, the next one ahead_step further; after every
-  // ahead_run of them, 0 for never, ahead_jump more.
+  // ahead_run of them ahead_jump more, which may be back.
   const float* ahead = nullptr;
   size_t ahead_step = 0;
-  size_t ahead_run = 0;
-  size_t ahead_jump = 0;
+  size_t ahead_run = SIZE_MAX;
+  ptrdiff_t ahead_jump = 0;
 
   [[gnu::always_inline]] Tile() {}  // never a function that targets could share
 };
@@ -82,7 +84,7 @@ struct FusedStep : WordsOfB {
 template <class Step, size_t kRows>
 struct SideBySide {
 #if defined(__ARM_NEON)
-  static constexpr size_t kVectors = (kRows + kLanes - 1) / kLanes, kLast = kRows - (kVectors - 1) * kLanes;
+  static constexpr size_t kVectors = divide_up(kRows, kLanes), kLast = kRows - (kVectors - 1) * kLanes;
   F lanes[kVectors];
   [[gnu::always_inline]] explicit SideBySide(const float* a) {
 #pragma GCC unroll 4
@@ -126,18 +128,19 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
 #pragma GCC unroll 2
     for (size_t v = 0; v < kVectors; ++v) {
       sum[i][v] = F{};
-      if constexpr (!kFetchesBeside) __builtin_prefetch(t.c + i * t.c_row + v * kLanes, 1);
+      if constexpr (!kFetchesBeside) prefetch_to_write(t.c + i * t.c_row + v * kLanes);
     }
   }
   const float* a = t.a;
   const auto* b = reinterpret_cast<const typename Step::Stored*>(t.b);
-  const float* ahead = t.ahead ? t.ahead : a;  // fetching from nowhere would cost a walk through the page tables
+  // Fetching from nowhere would cost a walk through the page tables. A number, as it may leave the array.
+  intptr_t ahead = reinterpret_cast<intptr_t>(t.ahead ? t.ahead : a);
   size_t run = t.ahead_run;
   [[maybe_unused]] const float* c_ahead = t.c;
   for (size_t p = 0; p < t.k; ++p) {
     if constexpr (kFetchesBeside) {
 #pragma GCC unroll 2
-      for (size_t v = 0; v < kVectors; ++v) __builtin_prefetch(c_ahead + v * kLanes, 1);
+      for (size_t v = 0; v < kVectors; ++v) prefetch_to_write(c_ahead + v * kLanes);
       c_ahead += p + 1 < kRows ? t.c_row : 0;
     }
     F w[kVectors];
@@ -148,8 +151,8 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
       if constexpr (kCopies) store(copy + v * kLanes, w[v]);
     }
     if constexpr (kCopies) copy += kTileColumns;
-    if constexpr (kPacked) __builtin_prefetch(a + 16 * kRows);
-    __builtin_prefetch(ahead);
+    if constexpr (kPacked) prefetch_l1(a + 16 * kRows);
+    prefetch_l1(reinterpret_cast<const void*>(ahead));
     const auto add = [&](size_t i, auto x) __attribute__((always_inline)) {
 #pragma GCC unroll 2
       for (size_t v = 0; v < kVectors; ++v) sum[i][v] = Step::add(sum[i][v], x, w[v]);
@@ -164,9 +167,9 @@ OBN_INLINE void multiply_rows(const Tile& t, float* copy) {
     }
     a += kPacked && !kPackedAtAnyStep ? kRows : t.a_step;
     b += t.b_step;
-    ahead += t.ahead_step;
+    ahead += static_cast<ptrdiff_t>(t.ahead_step * sizeof(float));
     if (--run == 0) {
-      ahead += t.ahead_jump;
+      ahead += t.ahead_jump * static_cast<ptrdiff_t>(sizeof(float));
       run = t.ahead_run;
     }
   }
@@ -220,7 +223,7 @@ extern const MultiplyTile multiply_tile[kTileRows + 1];
 
 // How many row panels `rows` rows are cut into, so that they come out even (30 rows: 3 x 10, not 14 + 14 + 2). Panel p
 // has rows / panels rows, the first rows % panels of them one more.
-OBN_INLINE size_t row_panels(size_t rows) { return (rows + kTileRows - 1) / kTileRows; }
+OBN_INLINE size_t row_panels(size_t rows) { return divide_up(rows, kTileRows); }
 
 // v[i][j] <-> v[j][i]
 OBN_INLINE void transpose(F (&v)[kLanes]) {

@@ -166,8 +166,14 @@ OBN_INLINE void stream(float* p, F v) {
   store(p, v);
 #endif
 }
-// Brings the line of p into the second-level cache; any address will do.
+// How many floats lie between p and the next multiple of `bytes`.
+OBN_INLINE size_t floats_before(const float* p, size_t bytes) {
+  return (bytes - reinterpret_cast<uintptr_t>(p) % bytes) % bytes / sizeof(float);
+}
+// Bring the line of p into the second-level cache, the first-level one, and there to be written; any address will do.
 OBN_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+OBN_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p); }
+OBN_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1); }
 
 OBN_INLINE void fence() {
 #if defined(__SSE2__)
@@ -355,29 +361,6 @@ OBN_INLINE void join_pairs(F even, F odd, F* a, F* b) {
 #else
   *a = __builtin_shufflevector(even, odd, 0, 4, 1, 5);
   *b = __builtin_shufflevector(even, odd, 2, 6, 3, 7);
-#endif
-}
-
-// a, b are 2·kLanes values in a row: kLanes of them from value `by` < kLanes on.
-OBN_INLINE F joined(F a, F b, size_t by) {
-#if defined(__AVX512F__)
-  const __m512i pick = reinterpret_cast<__m512i>(iota() + static_cast<int32_t>(by));
-  return reinterpret_cast<F>(_mm512_permutex2var_ps(reinterpret_cast<__m512>(a), pick, reinterpret_cast<__m512>(b)));
-#elif defined(__AVX2__)
-  const I pick = iota() + static_cast<int32_t>(by);
-  const __m256i lanes = reinterpret_cast<__m256i>(pick);  // of which the instruction takes three bits
-  const F first = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(a), lanes));
-  const F second = reinterpret_cast<F>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(b), lanes));
-  return pick < static_cast<int32_t>(kLanes) ? first : second;
-#elif defined(__ARM_NEON)
-  const uint8x16_t count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const uint8x16x2_t values = {reinterpret_cast<uint8x16_t>(a), reinterpret_cast<uint8x16_t>(b)};
-  return reinterpret_cast<F>(vqtbl2q_u8(values, count + static_cast<uint8_t>(by * sizeof(float))));
-#else
-  float values[2 * kLanes];
-  store(values, a);
-  store(values + kLanes, b);
-  return load(values + by);
 #endif
 }
 

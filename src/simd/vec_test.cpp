@@ -79,9 +79,6 @@ TEST(vectors_are_computed_lane_by_lane) {
   for (int round = 0; round < 1000; ++round) {
     const F a = values.vector(), b = values.vector(), c = values.vector();
     const F lower = min(a, b), upper = max(a, b), root = sqrt(a), fused = fma(a, b, c);
-    float row[2 * kLanes];
-    store(row, a);
-    store(row + kLanes, b);
     for (size_t i = 0; i < kLanes; ++i) {
       CHECK(same(lower[i], a[i] < b[i] ? a[i] : b[i]), "min of %a, %a is %a", a[i], b[i], lower[i]);
       CHECK(same(upper[i], a[i] > b[i] ? a[i] : b[i]), "max of %a, %a is %a", a[i], b[i], upper[i]);
@@ -91,8 +88,6 @@ TEST(vectors_are_computed_lane_by_lane) {
 #else
       CHECK(same(fused[i], a[i] * b[i] + c[i]), "%a * %a + %a is %a", a[i], b[i], c[i], fused[i]);
 #endif
-      const F moved = joined(a, b, i);
-      for (size_t j = 0; j < kLanes; ++j) CHECK(same(moved[j], row[i + j]), "value %zu from %zu on", j, i);
     }
   }
 }

@@ -77,7 +77,7 @@ OBN_INLINE D fnma(D a, D b, D c) {
 template <size_t n>
 OBN_INLINE D wide_polynomial(D x, const double (&c)[n]) {
   D sum = wide_splat(c[n - 1]);
-  for (size_t k = n - 1; k-- > 0;) sum = fma(sum, x, wide_splat(c[k]));
+  for (size_t k = n - 1; k > 0; --k) sum = fma(sum, x, wide_splat(c[k - 1]));
   return sum;
 }
 

@@ -84,6 +84,15 @@ def in_threads(count, work):
         worker.join()
 
 
+def unforeseen_refusals(sentences):
+    """Those that a layer shared by threads that train has no reason to say."""
+    foreseen = (
+        "expected one training or backward call at a time",
+        "expected the gradients of the last training call; got those of an earlier one",
+    )
+    return [text for text in sentences if not any(known in text for known in foreseen)]
+
+
 def spec_of(array, dtype):
     """The specification of one sample of a batch, strides included."""
     import openbnns

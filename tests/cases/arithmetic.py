@@ -13,13 +13,23 @@ from cases.activation import activation_of
 # Where the functions are tame: (low, high) of a, b, c; outside of it they grow, jump or do not
 # exist. Everything else takes values around zero.
 RANGES = {
-    "sqrt": [(0.25, 4)], "rsqrt": [(0.25, 4)], "tan": [(-1.2, 1.2)], "asin": [(-0.9, 0.9)],
-    "acos": [(-0.9, 0.9)], "acosh": [(1.25, 4)], "atanh": [(-0.9, 0.9)], "log": [(0.25, 4)],
-    "log2": [(0.25, 4)], "reciprocal": [(0.5, 3)], "divide": [(-2, 2), (0.5, 3)],
-    "pow": [(0.25, 2), (-2, 2)], "divide_no_nan": [(-2, 2), (0.5, 3)],
-    "floor_divide": [(-9, 9), (0.5, 3)], "trunc_divide": [(-9, 9), (0.5, 3)],
+    "sqrt": [(0.25, 4)],
+    "rsqrt": [(0.25, 4)],
+    "tan": [(-1.2, 1.2)],
+    "asin": [(-0.9, 0.9)],
+    "acos": [(-0.9, 0.9)],
+    "acosh": [(1.25, 4)],
+    "atanh": [(-0.9, 0.9)],
+    "log": [(0.25, 4)],
+    "log2": [(0.25, 4)],
+    "reciprocal": [(0.5, 3)],
+    "divide": [(-2, 2), (0.5, 3)],
+    "pow": [(0.25, 2), (-2, 2)],
+    "divide_no_nan": [(-2, 2), (0.5, 3)],
+    "floor_divide": [(-9, 9), (0.5, 3)],
+    "trunc_divide": [(-9, 9), (0.5, 3)],
     "trunc_remainder": [(-9, 9), (0.5, 3)],
-}  # fmt: skip
+}
 NAMES = {1: ("input",), 2: ("a", "b"), 3: ("a", "b", "c")}
 
 

@@ -9,20 +9,30 @@ from oracles import attention as oracle
 
 from cases import dtype_of, generator
 
+INPUTS = ("query", "key", "value")
 NAMES = (
-    "query.input", "query.weights", "query.bias", "key.input", "key.weights", "key.bias",
-    "value.input", "value.weights", "value.bias", "output.weights", "output.bias", "key_bias",
+    *INPUTS,
+    "query_weights",
+    "query_bias",
+    "key_weights",
+    "key_bias",
+    "value_weights",
     "value_bias",
-)  # fmt: skip
+    "output_weights",
+    "output_bias",
+    "key_attention_bias",
+    "value_attention_bias",
+)
 
 
 def by_name(grads):
     """AttentionGradients as {name: array}, without what was left out."""
-    found = {"key_bias": grads.key_bias, "value_bias": grads.value_bias}
-    for word in ("query", "key", "value", "output"):
-        for part in ("input", "weights", "bias"):
-            found[f"{word}.{part}"] = getattr(getattr(grads, word), part)
-    return {name: array for name, array in found.items() if array is not None}
+    return {name: array for name, array in grads._asdict().items() if array is not None}
+
+
+def only(*names):
+    """The keywords that ask for these gradients and no others."""
+    return {f"{name}_gradient": name in names for name in NAMES}
 
 
 def _resident_bytes(word):
@@ -122,9 +132,7 @@ class AttentionCase:
             found["key_mask"] = rng.random((self.batch, self.sources)) < 0.3
             found["key_mask"][:, 0] = False
         if self.added:
-            extents = {
-                "n": self.batch, "h": self.heads, "t": self.targets, "s": self.sources
-            }  # fmt: skip
+            extents = {"n": self.batch, "h": self.heads, "t": self.targets, "s": self.sources}
             shape = tuple(extents[axis] for axis in self.added.lower())
             if self.added.isupper():
                 found["attention_bias"] = rng.random(shape) < 0.3
@@ -140,11 +148,18 @@ class AttentionCase:
 
         p = self.parameters() if p is None else p
         return openbnns.MultiheadAttention(
-            openbnns.Projection(p.wq, p.bq), openbnns.Projection(p.wk, p.bk),
-            openbnns.Projection(p.wv, p.bv), openbnns.Projection(p.wo, p.bo),
-            (self.targets, self.sources), add_zero_attention=self.zero, key_bias=p.key_bias,
-            value_bias=p.value_bias, causal=self.causal, num_threads=num_threads, **options,
-        )  # fmt: skip
+            openbnns.Projection(p.wq, p.bq),
+            openbnns.Projection(p.wk, p.bk),
+            openbnns.Projection(p.wv, p.bv),
+            openbnns.Projection(p.wo, p.bo),
+            (self.targets, self.sources),
+            add_zero_attention=self.zero,
+            key_attention_bias=p.key_bias,
+            value_attention_bias=p.value_bias,
+            causal=self.causal,
+            num_threads=num_threads,
+            **options,
+        )
 
     def results(self, num_threads=None):
         """Everything a layer of this case computes, by name."""
@@ -153,11 +168,8 @@ class AttentionCase:
         results = {"y": layer.apply(p.q, p.k, p.v, **masks)}
         if self.dtype != "float32":
             return results
-        grads = by_name(layer.apply_backward(p.q, p.k, p.v, self.output_gradient(), **masks))
-        sums = {
-            f"{name} sum" if not name.endswith("input") else name: array
-            for name, array in grads.items()
-        }
+        grads = by_name(layer.apply_backward(p.q, p.k, p.v, None, self.output_gradient(), **masks))
+        sums = {name if name in INPUTS else f"{name} sum": array for name, array in grads.items()}
         return results | sums
 
     def peak_bytes(self, threads):
@@ -166,14 +178,14 @@ class AttentionCase:
         p, dy = self.parameters(), self.output_gradient()
         layer, y = self.layer(p, threads), np.ones_like(dy)
         arrays = {
-            f"{word}.{part}": np.ones_like(getattr(p, letter + word[0]))
+            f"{word}_{part}_gradient": np.ones_like(getattr(p, letter + word[0]))
             for word in ("query", "key", "value", "output")
             for part, letter in (("weights", "w"), ("bias", "b"))
-        } | {f"{word}.input": np.ones_like(dy) for word in ("query", "key", "value")}
+        } | {f"{word}_gradient": np.ones_like(dy) for word in INPUTS}
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         before = _resident_bytes("VmRSS")
         layer.apply(p.q, p.k, p.v, out=y)
-        layer.apply_backward(p.q, p.k, p.v, dy, gradients=arrays)
+        layer.apply_backward(p.q, p.k, p.v, None, dy, **arrays)
         return _resident_bytes("VmHWM") - before
 
     # ---- the oracle ----

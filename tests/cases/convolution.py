@@ -101,8 +101,6 @@ class ConvolutionCase(WeightsCase):
     def may_use_winograd(self):
         if self.winograd is False or self.groups != 1 or self.dilation != (1, 1):
             return False
-        if self.stride == (2, 2):
-            return min(self.image[1], self.outputs) >= 16 and set(self.kernel) <= {3, 4}
         return self.kernel == (3, 3) and self.stride == (1, 1)
 
     @property
@@ -186,9 +184,16 @@ def _pair(value):
 def _shape(image, outputs, kernel=3, stride=1, padding=0, dilation=1, groups=1, tags=(), **more):
     padding = tuple(_pair(side) for side in _pair(padding))
     return ConvolutionCase(
-        image, outputs, _pair(kernel), _pair(stride), padding, _pair(dilation), groups,
-        tags=frozenset(tags), **more,
-    )  # fmt: skip
+        image,
+        outputs,
+        _pair(kernel),
+        _pair(stride),
+        padding,
+        _pair(dilation),
+        groups,
+        tags=frozenset(tags),
+        **more,
+    )
 
 
 def _transposed(*arguments, **options):

@@ -102,14 +102,35 @@ class FusedCase:
     @cached_property
     def norm(self):
         return NormalizationCase(
-            self.kind, self.shape, self.axis, self.groups, self.epsilon, self.has_beta,
-            self.has_gamma, self.full, self.moving, self.momentum, self.dtype,
-            activation=self.activation, alpha=self.alpha, beta=self.beta, y_gaps=self.y_gaps,
-        )  # fmt: skip
+            self.kind,
+            self.shape,
+            self.axis,
+            self.groups,
+            self.epsilon,
+            self.has_beta,
+            self.has_gamma,
+            self.full,
+            self.moving,
+            self.momentum,
+            self.dtype,
+            activation=self.activation,
+            alpha=self.alpha,
+            beta=self.beta,
+            y_gaps=self.y_gaps,
+        )
 
     @property
     def input_names(self):
         return ("dx",) if self.is_weighted else tuple(f"d{name}" for name in self.first.names)
+
+    @property
+    def fields(self):
+        """Of the result of apply_backward, by the names of expected_gradients."""
+        names = self.input_names
+        found = {name: "input" if len(names) == 1 else name[1:] for name in names}
+        if self.is_weighted:
+            found |= {"dw": "weights", "db": "bias"}
+        return found | {"dbeta": "beta", "dgamma": "gamma"}
 
     # ---- data ----
 
@@ -168,10 +189,14 @@ class FusedCase:
             "group": openbnns.Normalization.group(norm.groups),
         }.get(norm.kind, norm.kind)
         own = {
-            "beta": norm.beta_values(), "gamma": norm.gamma_values(), "moving_mean": mean,
-            "moving_variance": variance, "momentum": norm.momentum, "epsilon": norm.epsilon,
+            "beta": norm.beta_values(),
+            "gamma": norm.gamma_values(),
+            "moving_mean": mean,
+            "moving_variance": variance,
+            "momentum": norm.momentum,
+            "epsilon": norm.epsilon,
             "activation": activation_of(norm.activation, norm.alpha, norm.beta),
-        }  # fmt: skip
+        }
         return openbnns.FusedNormalizationParameters(kind, **own | replaced)
 
     def layer(self, num_threads=None, weights=None, **replaced):
@@ -198,7 +223,7 @@ class FusedCase:
         layer = self.layer(num_threads, moving_mean=mean, moving_variance=variance)
         inputs, dy = self.inputs(), self.output_gradient()
         y = layer.apply(*inputs, training=True)
-        grads = layer.apply_backward(*inputs, y=y, grad_output=dy)
+        grads = layer.apply_backward(*inputs, y, dy)
         found = {"y": y, **self.named(grads), "mean": mean, "variance": variance}
         found["inference"] = layer.apply(*inputs, training=False)
         return {
@@ -208,11 +233,12 @@ class FusedCase:
         }
 
     def named(self, grads):
-        """FusedGradients by the names of expected_gradients; absent ones are None."""
-        found = dict(zip(self.input_names, grads.inputs, strict=True))
-        if self.is_weighted:
-            found |= {"dw": grads.weights, "db": grads.bias}
-        return found | {"dbeta": grads.beta, "dgamma": grads.gamma}
+        """Gradients by the names of expected_gradients; absent ones are None."""
+        return {name: getattr(grads, field) for name, field in self.fields.items()}
+
+    def only(self, *names):
+        """The keywords that ask for these gradients and no others."""
+        return {f"{field}_gradient": name in names for name, field in self.fields.items()}
 
     # ---- our own layers one after the other ----
 
@@ -406,7 +432,9 @@ _SPLIT = ("typical", "split")
 TYPICAL = [
     _tagged(
         ConvolutionCase(image, outputs, kernel, padding=padding, groups=groups, bias=False),
-        *_SPLIT, moving=True, activation="rectified_linear",
+        *_SPLIT,
+        moving=True,
+        activation="rectified_linear",
     )
     for image, outputs, kernel, padding, groups in (
         ((32, 1, 20, 20), 32, (3, 3), ((1, 1), (1, 1)), 1),
@@ -418,6 +446,6 @@ TYPICAL = [
     _tagged(FullyConnectedCase(32, 1568, 10, bias=False), *_SPLIT, moving=True),
     _tagged(FullyConnectedCase(64, 256, 200), *_SPLIT, activation="rectified_linear"),
     _tagged(ArithmeticCase("add", ((64, 28, 28),) * 2, batch=4), *_SPLIT, moving=True),
-]  # fmt: skip
+]
 
 CASES = PAIRS + ALGORITHMS + OPTIONS + STRIDED + TYPES + TYPICAL

@@ -168,10 +168,13 @@ class LossCase:
             each = np.broadcast_to(wide, rows.shape)
         is_huber = self.function == "huber"
         result = oracle.forward(
-            self.function, rows, truth, each,
+            self.function,
+            rows,
+            truth,
+            each,
             smoothing=0.0 if is_huber else self.parameter,
             delta=(self.parameter or 1.0) if is_huber else 1.0,
-        )  # fmt: skip
+        )
         y, factor = oracle.reduce(self.function, self.reduction, result, each)
         terms = result.terms if self.keeps else result.terms.sum() * factor
         up = np.ones(self.output_shape) if dy is None else dy.astype(np.float64)
@@ -200,9 +203,16 @@ def _cases():
             yield LossCase(function, (6, 33), "none", "value", dtype=dtype, tags=odd)
             yield LossCase(function, (6, 33), "sum", dtype=dtype, stored=dtype, tags=odd)
         yield LossCase(
-            function, (4, 3, 21), "mean", "value", parameter=parameter, x_gaps=(0, 1, 2),
-            dx_gaps=(1, 0, 3), step=2, tags=odd,
-        )  # fmt: skip
+            function,
+            (4, 3, 21),
+            "mean",
+            "value",
+            parameter=parameter,
+            x_gaps=(0, 1, 2),
+            dx_gaps=(1, 0, 3),
+            step=2,
+            tags=odd,
+        )
         split = frozenset({"split"})
         yield LossCase(function, (300, 257), "weighted_mean", "value", tags=split)
     for function in ("softmax_cross_entropy", "categorical_cross_entropy"):

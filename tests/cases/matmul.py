@@ -194,15 +194,27 @@ class MatmulCase:
             )
         if self.equation is not None:
             return openbnns.TensorContractionLayer(
-                self.equation, **given, output=output, alpha=self.alpha, beta=float(self.adds),
-                num_threads=num_threads, **more,
-            )  # fmt: skip
+                self.equation,
+                **given,
+                output=output,
+                alpha=self.alpha,
+                beta=float(self.adds),
+                num_threads=num_threads,
+                **more,
+            )
         return openbnns.BroadcastMatrixMultiplyLayer(
-            **given, output=output, alpha=self.alpha, accumulate_to_output=self.adds,
-            transpose_a=self.transpose[A], transpose_b=self.transpose[B],
-            a_is_weights=self.weights == A, b_is_weights=self.weights == B,
-            quadratic=self.b is None, num_threads=num_threads, **more,
-        )  # fmt: skip
+            **given,
+            output=output,
+            alpha=self.alpha,
+            accumulate_to_output=self.adds,
+            transpose_a=self.transpose[A],
+            transpose_b=self.transpose[B],
+            a_is_weights=self.weights == A,
+            b_is_weights=self.weights == B,
+            quadratic=self.b is None,
+            num_threads=num_threads,
+            **more,
+        )
 
     def apply(self, layer, inputs, out=None):
         return layer.apply(inputs[A], out=out) if self.gram else layer.apply(*inputs, out=out)

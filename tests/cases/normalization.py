@@ -141,9 +141,11 @@ class NormalizationCase:
         }.get(self.kind, self.kind)
         mean, variance = self.moving_values()
         own = {
-            "beta": self.beta_values(), "gamma": self.gamma_values(),
-            "moving_mean": mean, "moving_variance": variance,
-        }  # fmt: skip
+            "beta": self.beta_values(),
+            "gamma": self.gamma_values(),
+            "moving_mean": mean,
+            "moving_variance": variance,
+        }
         return openbnns.NormalizationLayer(
             kind,
             input=spec_of(self.empty_input()[0], self.dtype),

@@ -42,9 +42,7 @@ class OptimizerCase:
     def gradients(self, step=0):
         """Different at every step, with a mean that is not 0."""
         rng = generator(self, step + 1)
-        return [
-            (rng.standard_normal(shape) + 0.5).astype(np.float32) for shape in self.shapes
-        ]
+        return [(rng.standard_normal(shape) + 0.5).astype(np.float32) for shape in self.shapes]
 
 
 SGD = [
@@ -73,8 +71,11 @@ CASES = [OptimizerCase("sgd", options) for options in SGD]
 CASES += [OptimizerCase(kind, options) for kind in ("adam", "adamw") for options in ADAM]
 CASES += [OptimizerCase("rmsprop", options) for options in RMSPROP]
 for _kind, _options in (
-    ("sgd", SGD[3]), ("adam", ADAM[0]), ("adamw", ADAM[1]), ("rmsprop", RMSPROP[3]),
-):  # fmt: skip
+    ("sgd", SGD[3]),
+    ("adam", ADAM[0]),
+    ("adamw", ADAM[1]),
+    ("rmsprop", RMSPROP[3]),
+):
     CASES += [
         OptimizerCase(_kind, {**_options, "gradient_scale": 0.5, "gradient_clipping": clipping})
         for clipping in CLIPPING
@@ -88,11 +89,13 @@ CASES += [
 CASES += [
     OptimizerCase("adamw", {"weight_decay": 0.3}),
     OptimizerCase(
-        "adam", {"gradient_clipping": ClipByGlobalNorm(1.0)},
-        ((200, 200), (5,), (100003,), (7, 7)), frozenset({"split"}),
+        "adam",
+        {"gradient_clipping": ClipByGlobalNorm(1.0)},
+        ((200, 200), (5,), (100003,), (7, 7)),
+        frozenset({"split"}),
     ),
     OptimizerCase("sgd", SGD[3], ((50000,), (3,), (17000,)), frozenset({"split"})),
-]  # fmt: skip
+]
 
 # One million values in one tensor and in fifty, as benchmarks take them; epsilon is too small for
 # its place in the formula to matter.

@@ -349,8 +349,7 @@ CASES = [
     for case in (
         _for_functions(GEOMETRIES + HALVES + GAPS + VALUES + FUSED)
         + _for_functions(
-            [replace(g, index_dtype="uint64") for g in (ODD, PLAIN, TYPICAL)],
-            ("max", "unmax"),
+            [replace(g, index_dtype="uint64") for g in (ODD, PLAIN, TYPICAL)], ("max", "unmax")
         )
         + _for_functions(BENCHMARKS, ("max", "average"))
     )

@@ -56,10 +56,13 @@ class QuantizationCase:
         scale = rng.uniform(0.5, 9, self.length)
         bias = rng.uniform(-9, 9, self.length)
         return tuple(
-            None if dtype is None else np.round(values).astype(dtype) if "int" in dtype
+            None
+            if dtype is None
+            else np.round(values).astype(dtype)
+            if "int" in dtype
             else values.astype(dtype)
             for dtype, values in ((self.scale, np.maximum(scale, 1.0)), (self.bias, bias))
-        )  # fmt: skip
+        )
 
     def empty_output(self):
         return self._empty(self.stored)
@@ -73,9 +76,14 @@ class QuantizationCase:
 
         scale, bias = self.factors()
         return getattr(openbnns, self.function)(
-            x, scale=scale, bias=bias, axis=self.axis, dtype=self.stored, out=out,
+            x,
+            scale=scale,
+            bias=bias,
+            axis=self.axis,
+            dtype=self.stored,
+            out=out,
             num_threads=num_threads,
-        )  # fmt: skip
+        )
 
     def results(self, num_threads=None):
         return {"y": self.run(self.input(), num_threads=num_threads)}
@@ -114,18 +122,31 @@ AXES = [
     make(shape, axis=axis)
     for make in (_quantize, _dequantize)
     for shape, axis in (
-        ((5,), 0), ((4, 9), 0), ((4, 9), 1), ((4, 9), -1), ((3, 4, 5), 0), ((3, 4, 5), 1),
-        ((3, 4, 5), -1), ((2, 3, 4, 5), 1), ((2, 3, 4, 5), -1), ((2, 1, 3, 2, 5), 2), ((7, 1), 1),
+        ((5,), 0),
+        ((4, 9), 0),
+        ((4, 9), 1),
+        ((4, 9), -1),
+        ((3, 4, 5), 0),
+        ((3, 4, 5), 1),
+        ((3, 4, 5), -1),
+        ((2, 3, 4, 5), 1),
+        ((2, 3, 4, 5), -1),
+        ((2, 1, 3, 2, 5), 2),
+        ((7, 1), 1),
     )
-]  # fmt: skip
+]
 
 FACTORS = [
     replace(case, scale=scale, bias=bias)
     for case in (_quantize((4, 9), axis=0), _dequantize((4, 9), axis=1), _quantize((40,)))
     for scale, bias in (
-        (None, None), (None, "float32"), ("float32", None), ("int16", "int8"), ("float16", "int32"),
+        (None, None),
+        (None, "float32"),
+        ("float32", None),
+        ("int16", "int8"),
+        ("float16", "int32"),
     )
-]  # fmt: skip
+]
 
 STRIDED = [
     replace(case, gap=gap, step=step)

@@ -15,8 +15,12 @@ def unit_of(case):
 def has_smooth_slope(case):
     """float32 without a kink in the activation, so that gradients are derivatives."""
     return case.dtype == "float32" and case.activation in (
-        "identity", "sigmoid", "tanh", "softmax", "softplus",
-    )  # fmt: skip
+        "identity",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "softplus",
+    )
 
 
 def check_forward(case):

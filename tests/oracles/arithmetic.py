@@ -116,11 +116,7 @@ TERNARY = {
     "multiply_add": Function(
         28,
         lambda a, b, c: a * b + c,
-        (
-            lambda a, b, c, y, dz: dz * b,
-            lambda a, b, c, y, dz: dz * a,
-            lambda a, b, c, y, dz: dz,
-        ),
+        (lambda a, b, c, y, dz: dz * b, lambda a, b, c, y, dz: dz * a, lambda a, b, c, y, dz: dz),
     ),
     "select": Function(
         31,

@@ -66,17 +66,25 @@ def forward(case, p, key_mask=None, added=None, kept=None):
     if p.bo is not None:
         y = y + p.bo
     return SimpleNamespace(
-        p=p, q=q, k=k, v=v, scale=scale, probabilities=probabilities, dropped=dropped, kept=kept,
-        flat=flat, y=y,
-    )  # fmt: skip
+        p=p,
+        q=q,
+        k=k,
+        v=v,
+        scale=scale,
+        probabilities=probabilities,
+        dropped=dropped,
+        kept=kept,
+        flat=flat,
+        y=y,
+    )
 
 
 def backward(case, f, dy):
     """{name: gradient} of Σ y·dy, names as in openbnns.MultiheadAttention."""
     p, dy = f.p, np.asarray(dy).astype(np.float64)
     grads = {
-        "output.weights": np.einsum("nto,ntc->oc", dy, f.flat),
-        "output.bias": dy.sum(axis=(0, 1)),
+        "output_weights": np.einsum("nto,ntc->oc", dy, f.flat),
+        "output_bias": dy.sum(axis=(0, 1)),
     }
     da = (dy @ p.wo).reshape(*dy.shape[:2], case.heads, -1).transpose(0, 2, 1, 3)
     dv = np.einsum("nhts,nhtw->nhsw", f.dropped, da)
@@ -87,13 +95,15 @@ def backward(case, f, dy):
     dq = np.einsum("nhts,nhsw->nhtw", dr, f.k) * f.scale
     dk = np.einsum("nhts,nhtw->nhsw", dr, f.q) * f.scale
     for word, x, w, d in (
-        ("query", p.q, p.wq, dq), ("key", p.k, p.wk, dk), ("value", p.v, p.wv, dv)
-    ):  # fmt: skip
+        ("query", p.q, p.wq, dq),
+        ("key", p.k, p.wk, dk),
+        ("value", p.v, p.wv, dv),
+    ):
         own = d[:, :, : x.shape[1]]
-        grads[f"{word}.input"] = np.einsum("nhrw,hwi->nri", own, w)
-        grads[f"{word}.weights"] = np.einsum("nhrw,nri->hwi", own, x)
-        grads[f"{word}.bias"] = own.sum(axis=(0, 2))
+        grads[word] = np.einsum("nhrw,hwi->nri", own, w)
+        grads[f"{word}_weights"] = np.einsum("nhrw,nri->hwi", own, x)
+        grads[f"{word}_bias"] = own.sum(axis=(0, 2))
     if p.key_bias is not None:
-        grads["key_bias"] = dk[:, :, case.sources].sum(axis=0)
-        grads["value_bias"] = dv[:, :, case.sources].sum(axis=0)
+        grads["key_attention_bias"] = dk[:, :, case.sources].sum(axis=0)
+        grads["value_attention_bias"] = dv[:, :, case.sources].sum(axis=0)
     return grads

@@ -49,10 +49,13 @@ def encrypt(keys, block):
         state = [BOX[state[4 * ((c + r) % 4) + r]] for c in range(4) for r in range(4)]
         if number < 10:
             state = [
-                _times(2, state[4 * c + r]) ^ _times(3, state[4 * c + (r + 1) % 4])
-                ^ state[4 * c + (r + 2) % 4] ^ state[4 * c + (r + 3) % 4]
-                for c in range(4) for r in range(4)
-            ]  # fmt: skip
+                _times(2, state[4 * c + r])
+                ^ _times(3, state[4 * c + (r + 1) % 4])
+                ^ state[4 * c + (r + 2) % 4]
+                ^ state[4 * c + (r + 3) % 4]
+                for c in range(4)
+                for r in range(4)
+            ]
         state = [a ^ b for a, b in zip(state, keys[number], strict=True)]
     return bytes(state)
 

@@ -206,10 +206,13 @@ def normalization(x, gamma, beta, dy, case, moving=(None, None)):
     y = ACTIVATIONS[case.activation](z, case.alpha, case.beta)
     y.backward(torch.tensor(dy, dtype=torch.float64))
     return SimpleNamespace(
-        y=y.detach().numpy(), dx=x.grad.numpy(), dgamma=gamma.grad.numpy(),
-        dbeta=beta.grad.numpy(), mean=None if mean is None else mean.numpy(),
+        y=y.detach().numpy(),
+        dx=x.grad.numpy(),
+        dgamma=gamma.grad.numpy(),
+        dbeta=beta.grad.numpy(),
+        mean=None if mean is None else mean.numpy(),
         variance=None if variance is None else variance.numpy(),
-    )  # fmt: skip
+    )
 
 
 def _normalized(x, gamma, beta, case, mean=None, variance=None):

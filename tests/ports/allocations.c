@@ -1,9 +1,11 @@
 /* Counts every allocation of the process around warm calls: this program's malloc family comes
- * before the C library's for all shared libraries, the core included. */
+ * before the C library's for all shared libraries, the core included. With any argument on one thread,
+ * and then system calls and locks are counted as well (quiet.h); 77 where that cannot be. */
 #define _GNU_SOURCE
 #include <Accelerate/Accelerate.h>
 #include <openbnns/openbnns.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -16,20 +18,25 @@ static void count(void) {
     if (atomic_load(&counting)) atomic_fetch_add(&allocations, 1);
 }
 
+#ifdef FAULTS
+#include "faults.h"
+#else
+static int may_allocate(void) {
+    count();
+    return 1;
+}
+#define STEPS(count) (count)
+#define RUN(run) failures += run
+#endif
+
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
 extern void *__libc_realloc(void *block, size_t size);
 extern void *__libc_memalign(size_t alignment, size_t size);
 
-void *malloc(size_t size) {
-    count();
-    return __libc_malloc(size);
-}
+void *malloc(size_t size) { return may_allocate() ? __libc_malloc(size) : NULL; }
 
-void *calloc(size_t n, size_t size) {
-    count();
-    return __libc_calloc(n, size);
-}
+void *calloc(size_t n, size_t size) { return may_allocate() ? __libc_calloc(n, size) : NULL; }
 
 void *realloc(void *block, size_t size) {
     count();
@@ -37,13 +44,11 @@ void *realloc(void *block, size_t size) {
 }
 
 void *aligned_alloc(size_t alignment, size_t size) {
-    count();
-    return __libc_memalign(alignment, size);
+    return may_allocate() ? __libc_memalign(alignment, size) : NULL;
 }
 
 int posix_memalign(void **block, size_t alignment, size_t size) {
-    count();
-    *block = __libc_memalign(alignment, size);
+    *block = may_allocate() ? __libc_memalign(alignment, size) : NULL;
     return *block ? 0 : 12;
 }
 
@@ -51,6 +56,8 @@ void *mmap(void *address, size_t length, int protection, int flags, int file, of
     count();
     return (void *)syscall(SYS_mmap, address, length, protection, flags, file, offset);
 }
+
+#include "quiet.h"
 
 static BNNSNDArrayDescriptor image(size_t side, size_t channels, void *data) {
     BNNSNDArrayDescriptor d = {0};
@@ -68,6 +75,8 @@ enum { IN = CHANNELS * SIDE * SIDE, OUT = CHANNELS * POOLED * POOLED };
 static float x[BATCH * IN], y[BATCH * OUT], dx[BATCH * IN], dy[BATCH * OUT], db[CHANNELS];
 static float z[BATCH * IN];
 static size_t indices[BATCH * OUT];
+static int8_t stored[BATCH * IN];
+static float moving_mean[CHANNELS], moving_variance[CHANNELS];
 
 static int pool_step(BNNSFilter pool, int with_indices) {
     BNNSNDArrayDescriptor in_delta = image(SIDE, CHANNELS, dx);
@@ -91,6 +100,79 @@ static int activation_step(BNNSFilter activation) {
                                         IN, NULL, NULL);
 }
 
+/* Every function, as a filter and called directly, with float32 and with the types of its kind: the gradients that it
+ * has, from the output where that is enough. */
+static int count_activation(uint32_t function) {
+    static int32_t numbers[3][CHANNELS];
+    static int16_t stored[2][BATCH * IN];
+    int is_integer = function == BNNSActivationFunctionIntegerLinearSaturate ||
+                     function == BNNSActivationFunctionIntegerLinearSaturatePerChannel;
+    int is_random = function == BNNSActivationFunctionGumbel || function == BNNSActivationFunctionGumbelMax;
+    BNNSLayerParametersActivation p = {0};
+    p.i_desc = image(SIDE, CHANNELS, x);
+    p.o_desc = image(SIDE, CHANNELS, z);
+    p.activation.function = function;
+    p.activation.alpha = p.activation.beta = is_random ? 0.4f : 1.0f;
+    p.activation.iscale_per_channel = numbers[0];
+    p.activation.ioffset_per_channel = numbers[1];
+    p.activation.ishift_per_channel = numbers[2];
+    p.axis_flags = function == BNNSActivationFunctionLogSoftmax ? 4 : 0; /* one softmax over channels */
+    if (is_integer) {
+        p.i_desc.data = stored[0];
+        p.o_desc.data = stored[1];
+        p.i_desc.data_type = p.o_desc.data_type = BNNSDataTypeInt16;
+    }
+    BNNSLayerParametersActivation halves = p; /* the same, other types */
+    halves.i_desc.data_type = is_integer ? BNNSDataTypeInt8 : BNNSDataTypeFloat16;
+    halves.o_desc.data_type = is_integer ? BNNSDataTypeInt8 : BNNSDataTypeBFloat16;
+    BNNSFilter filter = BNNSFilterCreateLayerActivation(&p, NULL);
+    if (!filter) return 1;
+    const int may_lock_else = atomic_load(&may_lock);
+    atomic_store(&may_lock, may_lock_else || is_random);
+    int failures = 0;
+    for (int i = 0; i < 2 + STEPS(5); i++) {
+        atomic_store(&counting, i >= 2);
+        if (is_integer || is_random) {
+            failures += BNNSFilterApplyBatch(filter, BATCH, p.i_desc.data, IN, p.o_desc.data, IN) != 0;
+        } else {
+            failures += activation_step(filter);
+        }
+        failures += BNNSDirectApplyActivationBatch(&p, NULL, BATCH, IN, IN) != 0;
+        failures += BNNSDirectApplyActivationBatch(&halves, NULL, BATCH, IN, IN) != 0;
+    }
+    atomic_store(&counting, 0);
+    atomic_store(&may_lock, may_lock_else);
+    BNNSFilterDestroy(filter);
+    printf("activation %u: %d\n", (unsigned)function, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+/* Identity between any two types that are not indexed. */
+static int count_conversions(void) {
+    static const BNNSDataType types[] = {
+        BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16, BNNSDataTypeInt8,   BNNSDataTypeInt16,
+        BNNSDataTypeInt32,   BNNSDataTypeInt64,   BNNSDataTypeUInt8,    BNNSDataTypeUInt16, BNNSDataTypeUInt32,
+        BNNSDataTypeUInt64,  BNNSDataTypeInt4,    BNNSDataTypeBoolean,
+    };
+    enum { TYPES = sizeof types / sizeof *types, VALUES = 4096 };
+    static uint64_t from[VALUES], to[VALUES];
+    int failures = 0;
+    for (int round = 0; round < 2; round++) {
+        atomic_store(&counting, round);
+        for (int k = 0; k < TYPES * TYPES; k++) {
+            BNNSLayerParametersActivation p = {0};
+            p.i_desc = image(16, 16, from);
+            p.o_desc = image(16, 16, to);
+            p.i_desc.data_type = types[k / TYPES];
+            p.o_desc.data_type = types[k % TYPES];
+            failures += BNNSDirectApplyActivationBatch(&p, NULL, 1, 0, 0) != 0;
+        }
+    }
+    atomic_store(&counting, 0);
+    printf("conversions: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 /* kernel, stride, padding, groups, input channels; transposed ones go from POOLED to SIDE */
 typedef struct {
     const char *name;
@@ -101,6 +183,23 @@ typedef struct {
 
 enum { WEIGHTS = 1024 * 1024 };
 static float w[WEIGHTS], dw[WEIGHTS];
+
+#ifdef FAULTS
+static uint64_t hash_outputs(void) {
+    const struct {
+        const void *data;
+        size_t bytes;
+    } all[] = {{x, sizeof x},   {y, sizeof y},   {z, sizeof z},   {dx, sizeof dx},           {dy, sizeof dy},
+               {db, sizeof db}, {dw, sizeof dw}, {stored, sizeof stored}, {indices, sizeof indices},
+               {moving_mean, sizeof moving_mean}, {moving_variance, sizeof moving_variance}};
+    uint64_t hash = 0;
+    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
+        const uint64_t *words = all[k].data;
+        for (size_t i = 0; i < all[k].bytes / 8; i++) hash = (hash << 7 | hash >> 57) ^ words[i];
+    }
+    return hash;
+}
+#endif
 
 static BNNSNDArrayDescriptor array(BNNSDataLayout layout, const size_t *size, int rank, void *data) {
     BNNSNDArrayDescriptor d = {0};
@@ -143,7 +242,7 @@ static int count_convolution(const Convolution *c) {
     int failures = convolution_step(filter, c, in_side, out_side);
     failures += convolution_step(filter, c, in_side, out_side);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += convolution_step(filter, c, in_side, out_side);
+    for (int i = 0; i < STEPS(5); i++) failures += convolution_step(filter, c, in_side, out_side);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("convolution %s: %d\n", c->name, atomic_exchange(&allocations, 0));
@@ -172,7 +271,7 @@ static int count_fully_connected(size_t batch, size_t in, size_t out) {
     int failures = fully_connected_step(filter, batch, in, out);
     failures += fully_connected_step(filter, batch, in, out);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += fully_connected_step(filter, batch, in, out);
+    for (int i = 0; i < STEPS(5); i++) failures += fully_connected_step(filter, batch, in, out);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("fully connected %zux%zu to %zu: %d\n", batch, in, out, atomic_exchange(&allocations, 0));
@@ -216,11 +315,45 @@ static int random_step(BNNSRandomGenerator generator) {
            BNNSRandomFillCategoricalFloat(generator, &draws, &weights, false);
 }
 
+/* Every rule, without and with clipping. */
+static int rules_step(void) {
+    BNNSNDArrayDescriptor w_desc = vector(IN, x), g_desc = vector(IN, z);
+    BNNSNDArrayDescriptor a[] = {vector(IN, dx), vector(IN, dx + IN), vector(IN, dx + 2 * IN)};
+    BNNSNDArrayDescriptor *parameters[] = {&w_desc}, *accumulators[] = {&a[0], &a[1], &a[2]};
+    const BNNSNDArrayDescriptor *gradients[] = {&g_desc};
+    BNNSOptimizerSGDMomentumFields sgd = {0};
+    sgd.learning_rate = sgd.momentum = sgd.gradient_scale = 0.5f;
+    BNNSOptimizerSGDMomentumWithClippingFields sgd_clipped = {0};
+    sgd_clipped.learning_rate = sgd_clipped.momentum = sgd_clipped.gradient_scale = 0.5f;
+    BNNSOptimizerAdamFields adam = {0};
+    adam.learning_rate = adam.beta1 = adam.beta2 = adam.gradient_scale = 0.5f;
+    adam.time_step = adam.epsilon = 1.0f;
+    BNNSOptimizerAdamWithClippingFields adam_clipped = {0};
+    adam_clipped.learning_rate = adam_clipped.beta1 = adam_clipped.beta2 = adam_clipped.gradient_scale = 0.5f;
+    adam_clipped.time_step = adam_clipped.epsilon = 1.0f;
+    BNNSOptimizerRMSPropFields rms = {0};
+    rms.learning_rate = rms.alpha = rms.epsilon = rms.momentum = rms.gradient_scale = 0.5f;
+    rms.centered = true;
+    BNNSOptimizerRMSPropWithClippingFields rms_clipped = {0};
+    rms_clipped.learning_rate = rms_clipped.alpha = rms_clipped.epsilon = rms_clipped.gradient_scale = 0.5f;
+    sgd_clipped.clipping_func = adam_clipped.clipping_func = rms_clipped.clipping_func = BNNSOptimizerClippingByNorm;
+    sgd_clipped.clip_gradients_max_norm = adam_clipped.clip_gradients_max_norm = 1.0f;
+    rms_clipped.clip_gradients_max_norm = 1e-42f; /* so small that the gradient is scaled before the step */
+    const void *fields[] = {&sgd,         &adam,         &rms,         &adam,         &adam,         &adam,
+                            &sgd_clipped, &adam_clipped, &rms_clipped, &adam_clipped, &adam_clipped, &adam_clipped};
+    int failures = 0;
+    for (uint32_t rule = 1; rule <= 12; rule++)
+        failures += BNNSOptimizerStep((BNNSOptimizerFunction)rule, fields[rule - 1], 1, parameters, gradients,
+                                      accumulators, NULL) != 0;
+    return failures;
+}
+
 static int count_optimizer(void) {
-    if (optimizer_step()) return 1;
+    if (optimizer_step() || rules_step()) return 1;
     int failures = 0;
     atomic_store(&counting, 1);
-    for (int i = 0; i < 20; i++) failures += optimizer_step();
+    for (int i = 0; i < STEPS(20); i++) failures += optimizer_step();
+    for (int i = 0; i < STEPS(5); i++) failures += rules_step();
     atomic_store(&counting, 0);
     printf("optimizer: %d\n", atomic_exchange(&allocations, 0));
     return failures;
@@ -229,11 +362,13 @@ static int count_optimizer(void) {
 static int count_random(void) {
     BNNSRandomGenerator generator =
         BNNSCreateRandomGeneratorWithSeed(BNNSRandomGeneratorMethodAES_CTR, 1, NULL);
-    if (!generator || random_step(generator)) return 1;
-    int failures = 0;
+    if (!generator) return 1;
+    int failures = random_step(generator);
+    const int may_lock_else = atomic_exchange(&may_lock, 1);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 20; i++) failures += random_step(generator);
+    for (int i = 0; i < STEPS(20); i++) failures += random_step(generator);
     atomic_store(&counting, 0);
+    atomic_store(&may_lock, may_lock_else);
     BNNSDestroyRandomGenerator(generator);
     printf("random: %d\n", atomic_exchange(&allocations, 0));
     return failures;
@@ -261,7 +396,7 @@ static int count_loss(uint32_t function, size_t batch, size_t n) {
     if (!filter) return 1;
     int failures = loss_step(filter, batch, n) + loss_step(filter, batch, n);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += loss_step(filter, batch, n);
+    for (int i = 0; i < STEPS(5); i++) failures += loss_step(filter, batch, n);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("loss %u %zux%zu: %d\n", (unsigned)function, batch, n, atomic_exchange(&allocations, 0));
@@ -290,7 +425,6 @@ static int normalization_step(BNNSFilter filter, BNNSNDArrayDescriptor side, siz
 }
 
 static int count_normalization(const Normalization *n) {
-    static float mean[CHANNELS], variance[CHANNELS];
     size_t channels = CHANNELS, size = n->side ? CHANNELS * n->side * n->side : CHANNELS;
     size_t part[] = {n->side, n->side, CHANNELS};
     int has_moving = n->type == BNNSBatchNorm || n->type == BNNSInstanceNorm;
@@ -303,8 +437,8 @@ static int count_normalization(const Normalization *n) {
                            : n->axis == 2           ? array(BNNSDataLayoutVector, part, 1, w)
                                                     : array(BNNSDataLayoutImageCHW, part, 3, w);
     parameters.gamma_desc = parameters.beta_desc;
-    if (has_moving) parameters.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, mean);
-    if (has_moving) parameters.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, variance);
+    if (has_moving) parameters.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, moving_mean);
+    if (has_moving) parameters.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, moving_variance);
     parameters.epsilon = 1e-5f;
     parameters.num_groups = n->groups;
     parameters.normalization_axis = n->axis;
@@ -314,7 +448,7 @@ static int count_normalization(const Normalization *n) {
     int failures = normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
     failures += normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
+    for (int i = 0; i < STEPS(5); i++) failures += normalization_step(filter, parameters.i_desc, size, parameters.beta_desc);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("normalization %s: %d\n", n->name, atomic_exchange(&allocations, 0));
@@ -346,7 +480,7 @@ static int count_arithmetic(const char *name, size_t b_side, uint32_t activation
     if (!filter) return 1;
     int failures = arithmetic_step(filter, b_side) + arithmetic_step(filter, b_side);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += arithmetic_step(filter, b_side);
+    for (int i = 0; i < STEPS(5); i++) failures += arithmetic_step(filter, b_side);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("arithmetic %s: %d\n", name, atomic_exchange(&allocations, 0));
@@ -379,15 +513,71 @@ static int count_matmul(const char *name, const char *operation, int has_weights
     if (!filter) return 1;
     int failures = matmul_step(filter, has_weights) + matmul_step(filter, has_weights);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 5; i++) failures += matmul_step(filter, has_weights);
+    for (int i = 0; i < STEPS(5); i++) failures += matmul_step(filter, has_weights);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     printf("contraction %s: %d\n", name, atomic_exchange(&allocations, 0));
     return failures;
 }
 
+/* Called without a filter. */
+static int count_direct_products(void) {
+    static const BNNSDataType types[] = {BNNSDataTypeFloat32, BNNSDataTypeFloat16, BNNSDataTypeBFloat16};
+    size_t square[] = {100, 100};
+    int failures = 0;
+    for (int i = 0; i < 2 + STEPS(5); i++) {
+        atomic_store(&counting, i >= 2);
+        for (int k = 0; k < 3; k++) {
+            BNNSNDArrayDescriptor a = array(BNNSDataLayoutRowMajorMatrix, square, 2, x);
+            BNNSNDArrayDescriptor b = array(BNNSDataLayoutRowMajorMatrix, square, 2, w);
+            BNNSNDArrayDescriptor out = array(BNNSDataLayoutRowMajorMatrix, square, 2, z);
+            a.data_type = out.data_type = types[k];
+            failures += BNNSMatMul(false, k == 1, 1, &a, &b, &out, NULL, NULL) != 0;
+            BNNSDirectApplyBroadcastMatMul(k == 2, false, 1, &a, &b, &out, NULL);
+        }
+    }
+    atomic_store(&counting, 0);
+    printf("direct products: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+/* A product with the caller's workspace, one without, and a filter of products */
+static int count_products(void) {
+    size_t square[] = {300, 300};
+    BNNSNDArrayDescriptor a = array(BNNSDataLayout2DFirstMajor, square, 2, x), b = a, c = a;
+    c.data = z;
+    const ssize_t bytes = BNNSMatMulWorkspaceSize(false, true, 1, &a, &b, &c, NULL);
+    void *work = malloc(bytes > 0 ? (size_t)bytes : 1);
+    BNNSLayerParametersBroadcastMatMul parameters = {0};
+    parameters.alpha = 1;
+    parameters.transB = true;
+    parameters.iA_desc = parameters.iB_desc = parameters.o_desc = a;
+    parameters.iA_desc.data = parameters.iB_desc.data = parameters.o_desc.data = NULL;
+    BNNSFilter filter = BNNSFilterCreateLayerBroadcastMatMul(&parameters, NULL);
+    if (!filter || bytes < 0) {
+        free(work);
+        return 1;
+    }
+    int failures = 0;
+    for (int i = 0; i < 2 + STEPS(5); i++) {
+        atomic_store(&counting, i >= 2);
+        BNNSNDArrayDescriptor da = a, db_ = a, dc = a;
+        da.data = dx;
+        db_.data = dw;
+        failures += BNNSMatMul(false, true, 1, &a, &b, &c, work, NULL) != 0;
+        failures += BNNSMatMul(true, false, 2, &a, &b, &c, NULL, NULL) != 0;
+        failures += BNNSFilterApplyTwoInputBatch(filter, 1, x, 0, x, 0, z, 0) != 0;
+        failures += BNNSFilterApplyBackwardTwoInputBatch(filter, 1, x, 0, &da, 0, x, 0, &db_, 0, NULL, 0, &dc, 0,
+                                                         NULL, NULL) != 0;
+    }
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(filter);
+    free(work);
+    printf("products: %d\n", atomic_exchange(&allocations, 0));
+    return failures;
+}
+
 static int count_quantization(void) {
-    static int8_t stored[BATCH * IN];
     size_t channels = CHANNELS;
     BNNSLayerParametersQuantization there = {0}, back = {0};
     there.axis_mask = back.axis_mask = 4; /* one scale per channel */
@@ -399,7 +589,7 @@ static int count_quantization(void) {
     there.o_desc.data_type = back.i_desc.data_type = BNNSDataTypeInt8;
     there.scale = back.scale = array(BNNSDataLayoutVector, &channels, 1, w);
     int failures = 0;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 2 + STEPS(5); i++) {
         atomic_store(&counting, i >= 2);
         failures += BNNSDirectApplyQuantizer(&there, NULL, BATCH, IN, IN) != 0;
         failures += BNNSDirectApplyQuantizer(&back, NULL, BATCH, IN, IN) != 0;
@@ -411,13 +601,12 @@ static int count_quantization(void) {
 
 /* A first layer with batch normalization and ReLU, and one with a quantization behind it. */
 static BNNSLayerParametersNormalization batch_norm(BNNSNDArrayDescriptor side, size_t channels) {
-    static float mean[CHANNELS], variance[CHANNELS];
     BNNSLayerParametersNormalization p = {0};
     p.i_desc = p.o_desc = side;
     p.beta_desc = array(BNNSDataLayoutVector, &channels, 1, w);
     p.gamma_desc = array(BNNSDataLayoutVector, &channels, 1, w + CHANNELS);
-    p.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, mean);
-    p.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, variance);
+    p.moving_mean_desc = array(BNNSDataLayoutVector, &channels, 1, moving_mean);
+    p.moving_variance_desc = array(BNNSDataLayoutVector, &channels, 1, moving_variance);
     p.epsilon = 1e-5f;
     p.activation.function = BNNSActivationFunctionRectifiedLinear;
     return p;
@@ -460,7 +649,7 @@ static int count_fused(const char *name, BNNSFilterType type, const void *first,
     BNNSFilter filter = BNNSFilterCreateFusedLayer(2, types, blocks, &options);
     if (!filter) return 1;
     int failures = 0;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 2 + STEPS(5); i++) {
         atomic_store(&counting, i >= 2);
         failures += fused_step(filter, in, in_size, out, out_size, w_desc, channels);
     }
@@ -501,7 +690,6 @@ static int count_fused_others(void) {
     sum.arithmetic_function_fields = &fields;
     failures += count_fused("sum", BNNSArithmetic, &sum, fields.in1, IN, fields.out, IN, NULL, CHANNELS);
 
-    static int8_t stored[BATCH * IN];
     size_t kernel[] = {1, 1, CHANNELS, CHANNELS};
     BNNSLayerParametersConvolution first = {0};
     first.i_desc = first.o_desc = image(SIDE, CHANNELS, NULL);
@@ -513,7 +701,7 @@ static int count_fused_others(void) {
     const void *blocks[] = {&first, &second};
     BNNSFilter filter = BNNSFilterCreateFusedLayer(2, types, blocks, NULL);
     if (!filter) return failures + 1;
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 2 + STEPS(5); i++) {
         atomic_store(&counting, i >= 2);
         failures += BNNSFusedFilterApplyBatch(filter, BATCH, x, IN, stored, IN, false) != 0;
     }
@@ -567,7 +755,7 @@ static int count_attention(const char *name, size_t batch, size_t rows, size_t w
     int failures = 0;
     for (int i = 0; i < 2; i++) failures += attention_step(filter, batch, rows, width, heads, &size, cache);
     atomic_store(&counting, 1);
-    for (int i = 0; i < 20; i++) failures += attention_step(filter, batch, rows, width, heads, &size, cache);
+    for (int i = 0; i < STEPS(20); i++) failures += attention_step(filter, batch, rows, width, heads, &size, cache);
     atomic_store(&counting, 0);
     BNNSFilterDestroy(filter);
     free(cache);
@@ -575,45 +763,42 @@ static int count_attention(const char *name, size_t batch, size_t rows, size_t w
     return failures;
 }
 
-int main(void) {
+static int count_pooling(uint32_t function) {
+    BNNSLayerParametersPooling parameters = {0};
+    parameters.i_desc = image(SIDE, CHANNELS, NULL);
+    parameters.o_desc = image(POOLED, CHANNELS, NULL);
+    parameters.pooling_function = function;
+    parameters.k_width = parameters.k_height = 3;
+    parameters.x_stride = parameters.y_stride = 2;
+    parameters.x_padding = parameters.y_padding = 1;
+    BNNSFilter pool = BNNSFilterCreateLayerPooling(&parameters, NULL);
+    if (!pool) return 1;
+    int failures = pool_step(pool, 0) + pool_step(pool, 1);
+    atomic_store(&counting, 1);
+    for (int i = 0; i < STEPS(20); i++) failures += pool_step(pool, i % 2);
+    atomic_store(&counting, 0);
+    BNNSFilterDestroy(pool);
+    printf("pooling %u: %d\n", (unsigned)function, atomic_exchange(&allocations, 0));
+    return failures;
+}
+
+int main(int arguments, char **values) {
+    (void)values;
     for (int i = 0; i < BATCH * IN; i++) x[i] = (float)(i % 101) - 50.0f;
     for (int i = 0; i < BATCH * OUT; i++) dy[i] = (float)(i % 7);
-    obn_set_num_threads(2);
+    const int is_quiet = arguments > 1;
+    obn_set_num_threads(is_quiet ? 1 : 2);
+    if (is_quiet && count_system_calls()) return 77;
+    atomic_store(&may_lock, !is_quiet);
+#ifdef FAULTS
+    Report *const report = start_reports();
+#endif
     int failures = 0;
 
-    for (uint32_t function = 0; function < 5; function++) {
-        if (function == BNNSPoolingFunctionUnMax) continue;
-        BNNSLayerParametersPooling parameters = {0};
-        parameters.i_desc = image(SIDE, CHANNELS, NULL);
-        parameters.o_desc = image(POOLED, CHANNELS, NULL);
-        parameters.pooling_function = function;
-        parameters.k_width = parameters.k_height = 3;
-        parameters.x_stride = parameters.y_stride = 2;
-        parameters.x_padding = parameters.y_padding = 1;
-        BNNSFilter pool = BNNSFilterCreateLayerPooling(&parameters, NULL);
-        if (!pool || pool_step(pool, 0) || pool_step(pool, 1)) return 1;
-        atomic_store(&counting, 1);
-        for (int i = 0; i < 20; i++) failures += pool_step(pool, i % 2);
-        atomic_store(&counting, 0);
-        BNNSFilterDestroy(pool);
-        printf("pooling %u: %d\n", (unsigned)function, atomic_exchange(&allocations, 0));
-    }
-
-    static const uint32_t functions[] = {1, 3, 4, 11, 16, 21, 31, 34};
-    for (size_t k = 0; k < sizeof functions / sizeof *functions; k++) {
-        BNNSLayerParametersActivation parameters = {0};
-        parameters.i_desc = parameters.o_desc = image(SIDE, CHANNELS, NULL);
-        parameters.activation.function = functions[k];
-        parameters.activation.alpha = parameters.activation.beta = 1.0f;
-        parameters.axis_flags = functions[k] == 21 ? 4 : 0; /* one softmax over channels */
-        BNNSFilter activation = BNNSFilterCreateLayerActivation(&parameters, NULL);
-        if (!activation || activation_step(activation) || activation_step(activation)) return 2;
-        atomic_store(&counting, 1);
-        for (int i = 0; i < 20; i++) failures += activation_step(activation);
-        atomic_store(&counting, 0);
-        BNNSFilterDestroy(activation);
-        printf("activation %u: %d\n", (unsigned)functions[k], atomic_exchange(&allocations, 0));
-    }
+    for (uint32_t function = 0; function < 5; function++)
+        if (function != BNNSPoolingFunctionUnMax) RUN(count_pooling(function));
+    for (uint32_t function = 0; function < 36; function++) RUN(count_activation(function));
+    RUN(count_conversions());
 
     for (int i = 0; i < WEIGHTS; i++) w[i] = (float)(i % 13 - 6) / 64.0f;
     static const Convolution convolutions[] = {
@@ -624,17 +809,17 @@ int main(void) {
         {"transposed", 4, 2, 1, 1, CHANNELS, 1, -1, 0},
     };
     for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
-        failures += count_convolution(&convolutions[k]);
-    failures += count_fully_connected(1, 1024, 1024);
-    failures += count_fully_connected(4, 1000, 70);
-    failures += count_fully_connected(64, 256, 256);
-    failures += count_fully_connected(200, 1024, 100);
-    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 128, 1000);
-    failures += count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 8, 30000);
-    failures += count_loss(BNNSLossFunctionHuber, 100, 1000);
-    failures += count_loss(BNNSLossFunctionCosineDistance, 100, 1000);
-    failures += count_optimizer();
-    failures += count_random();
+        RUN(count_convolution(&convolutions[k]));
+    RUN(count_fully_connected(1, 1024, 1024));
+    RUN(count_fully_connected(4, 1000, 70));
+    RUN(count_fully_connected(64, 256, 256));
+    RUN(count_fully_connected(200, 1024, 100));
+    RUN(count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 128, 1000));
+    RUN(count_loss(BNNSLossFunctionSoftmaxCrossEntropy, 8, 30000));
+    for (uint32_t function = 2; function <= 10; function++)
+        if (function != BNNSLossFunctionYolo) RUN(count_loss(function, 100, 1000));
+    RUN(count_optimizer());
+    RUN(count_random());
 
     static const Normalization normalizations[] = {
         {"batch", BNNSBatchNorm, SIDE, 0, 0, 0},       {"batch of vectors", BNNSBatchNorm, 0, 0, 0, 0},
@@ -643,23 +828,36 @@ int main(void) {
         {"group", BNNSGroupNorm, SIDE, 4, 0, 0},
     };
     for (size_t k = 0; k < sizeof normalizations / sizeof *normalizations; k++)
-        failures += count_normalization(&normalizations[k]);
-    failures += count_arithmetic("of equal shapes", SIDE, 0);
-    failures += count_arithmetic("with a parameter", 1, 1);
-    failures += count_matmul("of two inputs", "a_xyc, b_yzc -> c_xzc", 0);
-    failures += count_matmul("with weights", "a_xyc, w_dc -> c_xyd", 1);
-    failures += count_quantization();
+        RUN(count_normalization(&normalizations[k]));
+    RUN(count_arithmetic("of equal shapes", SIDE, 0));
+    RUN(count_arithmetic("with a parameter", 1, 1));
+    RUN(count_matmul("of two inputs", "a_xyc, b_yzc -> c_xzc", 0));
+    RUN(count_matmul("with weights", "a_xyc, w_dc -> c_xyd", 1));
+    RUN(count_direct_products());
+    RUN(count_products());
+    RUN(count_quantization());
     for (size_t k = 0; k < sizeof convolutions / sizeof *convolutions; k++)
-        failures += count_fused_convolution(&convolutions[k]);
-    failures += count_fused_others();
-    failures += count_attention("32x32", 4, 32, 64, 4, 0);
-    failures += count_attention("300x300", 1, 300, 128, 2, 0);
-    failures += count_attention("300x300 with a cache", 1, 300, 128, 2, 1);
+        RUN(count_fused_convolution(&convolutions[k]));
+    RUN(count_fused_others());
+    RUN(count_attention("32x32", 4, 32, 64, 4, 0));
+    RUN(count_attention("300x300", 1, 300, 128, 2, 0));
+    RUN(count_attention("300x300 with a cache", 1, 300, 128, 2, 1));
 
+#ifndef FAULTS
     atomic_store(&counting, 1);
     void *volatile block = malloc(1); /* the counter itself works */
     atomic_store(&counting, 0);
     printf("own malloc: %d\n", atomic_exchange(&allocations, 0));
     free(block);
+    if (is_quiet) {
+        pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+        atomic_store(&counting, 1);
+        syscall(SYS_getppid);
+        pthread_mutex_lock(&mutex);
+        atomic_store(&counting, 0);
+        pthread_mutex_unlock(&mutex);
+        printf("own system call and lock: %d\n", atomic_exchange(&allocations, 0));
+    }
+#endif
     return failures;
 }

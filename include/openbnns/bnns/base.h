@@ -234,9 +234,9 @@ OBN_API int BNNSFilterApplyTwoInputBatch(BNNSFilter filter, size_t batch_size, c
 
 /* Gradients of a one-input filter. in and out are the arrays of the forward call, out_delta the
  * gradient of out. Each delta describes one sample, its data being sample 0; weights_delta and
- * bias_delta are summed over the batch. A NULL delta is not computed. in is needed for weight
- * gradients and for functions of x, out when an activation is fused. Returns 0, or -1 on failure.
- * May be NULL: in, in_delta, out, weights_delta, bias_delta. */
+ * bias_delta are summed over the batch (0 without samples). A NULL delta is not computed. in is
+ * needed for weight gradients and for functions of x, out when an activation is fused. Returns 0,
+ * or -1 on failure. May be NULL: in, in_delta, out, weights_delta, bias_delta. */
 OBN_API int BNNSFilterApplyBackwardBatch(
     BNNSFilter filter, size_t batch_size, const void *in, size_t in_stride,
     BNNSNDArrayDescriptor *in_delta, size_t in_delta_stride, const void *out, size_t out_stride,

@@ -34,7 +34,8 @@ OBN_API int BNNSFusedFilterApplyMultiInputBatch(BNNSFilter filter, size_t batch_
 
 /* Gradients of a fused filter. delta_parameters lists those of the first layer, then those of the
  * second, each in the order of its own backward call, NULL for unwanted ones: weights, bias, beta,
- * gamma for a convolution and a norm. out_delta may be overwritten. Returns 0, or -1 on failure.
+ * gamma for a convolution and a norm. out_delta is only read; BNNS may overwrite it. Returns 0, or
+ * -1 on failure.
  * May be NULL: in, in_delta, out, delta_parameters. */
 OBN_API int BNNSFusedFilterApplyBackwardBatch(BNNSFilter filter, size_t batch_size, const void *in,
                                               size_t in_stride, BNNSNDArrayDescriptor *in_delta,

@@ -37,7 +37,8 @@ OBN_API int BNNSNormalizationFilterApplyBatch(BNNSFilter filter, size_t batch_si
                                               bool training);
 
 /* Gradients after a training call. out is needed when an activation is fused. beta_delta and
- * gamma_delta are summed over the batch. out_delta may be overwritten. Returns 0, or -1 on failure.
+ * gamma_delta are summed over the batch. out_delta is only read; BNNS may overwrite it. Returns 0, or
+ * -1 on failure.
  * May be NULL: in_delta, out, beta_delta, gamma_delta. */
 OBN_API int BNNSNormalizationFilterApplyBackwardBatch(
     BNNSFilter filter, size_t batch_size, BNNSNDArrayDescriptor *in_delta, size_t in_delta_stride,
